@@ -1,0 +1,18 @@
+# Two commands for a fresh machine with Python 3.11 or newer, both safe to repeat:
+#   make demo   install into .venv, then check, simulate and run specs on a real model (CPU)
+#   make test   install into .venv what tests need too, then run all tests
+# PYTHON=/path/to/python chooses the interpreter of a new .venv. pip is called plainly, so your pip
+# configuration decides where packages come from.
+
+PYTHON ?= python3
+export PYTHON
+
+.PHONY: demo test
+
+demo:
+	@scripts/install executor
+	@scripts/demo
+
+test:
+	@scripts/install executor,dev
+	@scripts/test
