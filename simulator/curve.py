@@ -1,0 +1,63 @@
+"""Efficiency curves: the share of a peak that kernels reach, as a function of how much work they get."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Below = Literal["hold", "latency"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Hold (amount, share) points; between them the share is a power law, that is, linear on two log axes.
+
+    Power laws keep the time amount / share non-decreasing wherever it is so between the points; linear shares would not.
+    Shares are clipped to 1 (micro-benchmarks that fit in a cache exceed it), and lowered where a larger amount would
+    otherwise take less time. Above the last point the last share holds. Below the first point `hold` keeps its share
+    (compute: memory binds there anyhow), `latency` keeps its time (a kernel that is too short to fill the machine).
+    """
+
+    amounts: tuple[float, ...]
+    shares: tuple[float, ...]
+    below: Below = "hold"
+
+    @classmethod
+    def of(cls, points: Sequence[tuple[float, float]], *, below: Below = "hold", power: float = 1.0) -> Curve:
+        """Build a curve whose time grows with the amount; `power` is the power of the amount that the work has.
+
+        Raises ValueError for amounts that do not ascend or shares that are not positive.
+        """
+        amounts = tuple(float(amount) for amount, _ in points)
+        shares = [min(1.0, float(share)) for _, share in points]
+        ascending = all(left < right for left, right in zip(amounts, amounts[1:], strict=False))
+        if not points or not ascending or amounts[0] <= 0 or min(shares) <= 0:
+            raise ValueError("a curve needs points with ascending positive amounts and positive shares")
+        for i in range(1, len(shares)):
+            shares[i] = min(shares[i], shares[i - 1] * (amounts[i] / amounts[i - 1]) ** power)
+        return cls(amounts, tuple(shares), below)
+
+    @classmethod
+    def constant(cls, share: float) -> Curve:
+        """Build the curve of one share at every amount."""
+        return cls.of([(1.0, share)])
+
+    def falling(self) -> Curve:
+        """Return this curve with rises flattened, for a share of a fixed amount of work (weights read once)."""
+        shares = tuple(min(self.shares[: i + 1]) for i in range(len(self.shares)))
+        return Curve(self.amounts, shares, self.below)
+
+    def share(self, amount: float) -> float:
+        """Return the share of the peak reached with `amount` of work, in (0, 1]."""
+        amounts, shares = self.amounts, self.shares
+        if amount <= amounts[0]:
+            return shares[0] * amount / amounts[0] if self.below == "latency" and amount > 0 else shares[0]
+        if amount >= amounts[-1]:
+            return shares[-1]
+        i = bisect_right(amounts, amount)
+        low, high = amounts[i - 1], amounts[i]
+        weight = math.log(amount / low) / math.log(high / low)
+        return shares[i - 1] * math.exp(weight * math.log(shares[i] / shares[i - 1]))
