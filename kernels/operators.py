@@ -1,0 +1,28 @@
+"""The operators by the names that specs use, and their plain-Python readings, under the same keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fsm_spec.kernels.acceptance import ACCEPT_RULES, accept
+from fsm_spec.kernels.acceptance_plain import accept_plain
+from fsm_spec.kernels.lookup import lookup, lookup_plain
+from fsm_spec.kernels.sampling import sample, sample_plain
+
+Operator = Callable[..., Any]
+
+# Operators over a batch of tensors.
+OPERATORS: dict[str, Operator] = {
+    "sample": sample,
+    **{f"accept:{rule}": partial(accept, rule) for rule in ACCEPT_RULES},
+    "lookup": lookup,
+}
+
+# The same for one row or request, over lists; draws go through `choose_one`.
+PLAIN: dict[str, Operator] = {
+    "sample": sample_plain,
+    **{f"accept:{rule}": partial(accept_plain, rule) for rule in ACCEPT_RULES},
+    "lookup": lookup_plain,
+}
