@@ -1,0 +1,460 @@
+"""Compile a spec for given parameters to its table, and find what only concrete parameters show.
+
+Cross references are checked by `rules.py` before; this module decides guards, bounds, peaks and contracts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from fsm_spec import expression, life_cycle
+from fsm_spec.domain import arg_bounds, assignments, column_bounds
+from fsm_spec.errors import SpecError, UserError
+from fsm_spec.expression import Const, Expr, Name, evaluate, interval, to_text
+from fsm_spec.linear import bounds, difference, simplify
+from fsm_spec.piece import Piece, parse_piece
+from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, SegmentPlan
+from fsm_spec.spec import Accept, Lookup, Operation, Sample
+from fsm_spec.table import STOP, ArgPlan, CarryPlan, ColumnPlan, EventPlan, Row, StatePlan, Table
+from fsm_spec.words import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fsm_spec.spec import Forward, Segment, Spec, Transition
+
+# Rows of one request's block: beyond it a plan is a slip of the pen (the largest published layout has 1,056).
+MAX_ROWS: Final = 4_096
+
+Path = tuple[str | int, ...]
+Fault = tuple[Path, str]
+
+
+class CompileError(SpecError):
+    """Report faults that show for given parameters; usual causes: guards with a gap, a broken contract."""
+
+    def __init__(self, name: str, faults: list[Fault]) -> None:
+        self.faults = faults
+        super().__init__(f"{name}: " + "; ".join(f"{path_text(path)}: {message}" for path, message in faults))
+
+
+def path_text(path: Path) -> str:
+    """Print a path as a person would: transitions[2].keep."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def resolve_params(spec: Spec, given: Mapping[str, int] | None = None, *, check: bool = False) -> dict[str, int]:
+    """Give every parameter its value: as given, else the default (or the checker's small value).
+
+    Raises UserError for an unknown name, a value out of range, or a requirement that fails.
+    """
+    given = dict(given or {})
+    for name, value in given.items():
+        if name not in spec.params:
+            raise UserError(f"{spec.spec} has no parameter {name!r}{nearest(name, spec.params)}")
+        low, high = spec.params[name].range
+        if not low <= value <= high:
+            raise UserError(f"{spec.spec}: {name}={value} is out of range; choose {low} to {high}")
+    values = {name: given.get(name, param.check if check else param.default) for name, param in spec.params.items()}
+    for condition in spec.require:
+        if not evaluate(condition, values):
+            shown = ", ".join(f"{name}={values[name]}" for name in dict.fromkeys(expression.names(condition)))
+            raise UserError(f"{spec.spec} requires {to_text(condition)}, which fails for {shown}")
+    return values
+
+
+def compile_table(
+    spec: Spec,
+    params: Mapping[str, int] | None = None,
+    *,
+    check: bool = False,
+    line_of: Callable[[Path], int] | None = None,
+) -> Table:
+    """Compile for the given parameters; the others take their defaults (with `check`, the checker's values).
+
+    `line_of` gives the line of a path in the file, for messages and traces.
+    Raises UserError for bad parameters and CompileError with every fault of the spec under them.
+    """
+    compiler = _Compiler(spec, resolve_params(spec, params, check=check), line_of or (lambda _: 0))
+    table = compiler.table()
+    if compiler.faults:
+        raise CompileError(spec.spec, compiler.faults)
+    return table
+
+
+class _Compiler:
+    """Build the parts of one table in order, collecting faults."""
+
+    def __init__(self, spec: Spec, params: dict[str, int], line_of: Callable[[Path], int]) -> None:
+        self.spec = spec
+        self.params = params
+        self.line_of = line_of
+        self.faults: list[Fault] = []
+        self.columns = self._columns()
+        self.bounds = column_bounds({c.name: c.max for c in self.columns}, len(spec.states) + 3)
+        self.carry_length = {name: self._fixed(carry.shape[0]) for name, carry in spec.carry.items()}
+        if spec.contract:
+            self.carry_length["pending"] = 1
+        self.forwards = {name: self._forward(name, forward) for name, forward in spec.forwards.items()}
+
+    # Parts -----------------------------------------------------------------------------------------------------
+
+    def _sub(self, expr: Expr) -> Expr:
+        return simplify(expression.substitute(expr, self.params)) if not expression.is_boolean(expr) else expression.substitute(expr, self.params)
+
+    def _fixed(self, size: Expr | str) -> int | None:
+        """Evaluate a size over parameters; `vocab` stays open (None)."""
+        return None if size in ("vocab", Name("vocab")) else evaluate(size, self.params)  # type: ignore[arg-type]
+
+    def _columns(self) -> tuple[ColumnPlan, ...]:
+        plans = []
+        for name, column in self.spec.columns.items():
+            top = evaluate(column.max, self.params)
+            if not 0 <= top < 2**31:
+                self.faults.append((("columns", name, "max"), f"column {name} would run to {top}; give 0 to 2147483647"))
+            plans.append(ColumnPlan(name, self._sub(column.init), top))
+        return tuple(plans)
+
+    def _forward(self, name: str, forward: Forward) -> ForwardPlan:
+        segments: list[SegmentPlan] = []
+        before: Expr = Const(0)
+        first = 0
+        for index, segment in enumerate(forward.rows):
+            plan = self._segment(segment, before, first, ("forwards", name, "rows", index))
+            segments.append(plan)
+            before = simplify(expression.add(before, plan.count))
+            first += plan.max_count
+        if first > MAX_ROWS:
+            self.faults.append((("forwards", name, "rows"), f"the plan has {first:,} rows for {self._shown()}; {MAX_ROWS:,} at most"))
+        return ForwardPlan(name, forward.attention, tuple(segments), tuple(self._operator(op, forward) for op in forward.ops))
+
+    def _segment(self, segment: Segment, before: Expr, first: int, path: Path) -> SegmentPlan:
+        count = self._sub(segment.count)
+        low, high = bounds(count, self.bounds)
+        if low < 0 or high >= 2**30:
+            self.faults.append(((*path, "count"), f"segment {segment.name} would have {low} to {high} rows; counts are 0 or more and bounded"))
+            high = max(0, min(high, MAX_ROWS))
+        at = self._sub(segment.at) if segment.at is not None else simplify(expression.add(Name("kv"), before))
+        slot = self._sub(segment.slot) if segment.slot is not None else at
+        source = self._piece(segment.source, {})
+        return SegmentPlan(segment.name, source, first, count, high, at, slot, segment.weights == "adapter", segment.logits, segment.kv)
+
+    def _operator(self, op: Operation, forward: Forward) -> OperatorPlan:
+        if isinstance(op, Lookup):
+            sizes = [self._value(size) for size in (op.size, op.min, op.max)]
+            return OperatorPlan("lookup", "", tuple(op.out), size=sizes[0], shortest=sizes[1], longest=sizes[2])
+        rows = (op.rows,) if isinstance(op.rows, str) else tuple(op.rows)
+        if isinstance(op, Sample):
+            out = (op.out,) if isinstance(op.out, str) else tuple(op.out)
+            # Rows whose text is no token of the request propose; all others speak for the target.
+            draft = any(s.name in rows and (s.source.name in ("mask", "noise") or s.weights == "adapter") for s in forward.rows)
+            return OperatorPlan("sample", op.rule, out, rows, draft=draft)
+        drafts = self._piece(op.drafts, {})
+        return OperatorPlan("accept", op.rule, tuple(op.out), rows, drafts=drafts, q=op.q)
+
+    def _value(self, expr: Expr) -> int:
+        return interval(self._sub(expr), self.bounds)[1]
+
+    def _piece(self, piece: Piece, outputs: Mapping[str, int]) -> Piece:
+        """Substitute parameters and write both ends out."""
+        whole = outputs.get(piece.name, self.carry_length.get(piece.name)) or 1
+        start = Const(0) if piece.start is None else self._sub(piece.start)
+        stop = Const(whole) if piece.stop is None else self._sub(piece.stop)
+        if piece.name in ("mask", "noise"):
+            return Piece(piece.name)
+        return Piece(piece.name, start, stop)
+
+    def _output_lengths(self, plan: ForwardPlan) -> dict[str, int]:
+        lengths: dict[str, int] = {}
+        for op in plan.operators:
+            if op.op == "lookup":
+                lengths[op.out[0]] = op.size
+            elif op.op == "accept":
+                lengths[op.out[1]] = 1
+            else:
+                lengths |= dict.fromkeys(op.out, sum(plan.segment(name).max_count for name in op.rows))
+        return lengths
+
+    def _args(self, plan: ForwardPlan) -> tuple[ArgPlan, ...]:
+        """List the counts that operators give, with their ranges, as arguments of the completion."""
+        args = []
+        for op in plan.operators:
+            if op.op == "lookup":
+                args.append(ArgPlan(op.out[1], Const(0), Const(op.size)))
+            elif op.op == "accept":
+                live = expression.total(plan.segment(name).count for name in op.rows)
+                args.append(ArgPlan(op.out[0], Const(0), simplify(expression.subtract(live, Const(1)))))
+        return tuple(args)
+
+    # The machine -----------------------------------------------------------------------------------------------
+
+    def table(self) -> Table:
+        spec = self.spec
+        declared = [self._state(name) for name in spec.states]
+        rounds = [state.name for state in declared if state.round]
+        rows = [self._row(index, transition, source) for index, transition in enumerate(spec.transitions) for source in _sources(transition)]
+        origin = [(index, source) for index, transition in enumerate(spec.transitions) for source in _sources(transition)]
+        events = self._events(rows)
+        if spec.contract:
+            start = next(state.name for state in declared if state.start)
+            built_in = life_cycle.rows(spec.contract, rounds, start, self.columns)
+            start_line = self.line_of(("states", start))
+            rows = [replace(row, line=start_line) for row in built_in] + rows
+            events = {e.name: e for e in life_cycle.events(spec.contract, rounds)} | events
+            origin = [(-1, "")] * len(built_in) + origin
+            declared = [*life_cycle.states(), *declared]
+        table = Table(
+            name=spec.spec,
+            params=self.params,
+            contract=spec.contract,
+            states=tuple(declared),
+            columns=self.columns,
+            carry=self._carry(),
+            events=events,
+            rows=tuple(replace(row, index=index) for index, row in enumerate(rows)),
+            forwards=self.forwards,
+            fill=life_cycle.FILL[spec.contract] if spec.contract else None,
+            always={text: self._sub(value) for text, value in spec.check.always.items()},
+            sometimes={text: self._sub(value) for text, value in spec.check.sometimes.items()},
+            eventually=spec.check.eventually,
+            spec=spec,
+        )
+        self._check(table, origin)
+        return replace(table, states=tuple(self._with_peak(table, state) for state in table.states), cache={})
+
+    def _carry(self) -> tuple[CarryPlan, ...]:
+        pending = (CarryPlan("pending", (1,), "token"),) if self.spec.contract else ()
+        declared = (
+            CarryPlan(name, tuple(self._fixed(size) for size in carry.shape), carry.type)
+            for name, carry in self.spec.carry.items()
+        )
+        return (*pending, *declared)
+
+    def _state(self, name: str) -> StatePlan:
+        state = self.spec.states[name]
+        holding: dict[str, Expr] = {kind: Const(0) for kind in KINDS}
+        if state.forward is not None and state.forward in self.forwards:
+            if self.spec.contract:
+                holding["committed"] = Name("kv")
+            for segment in self.forwards[state.forward].segments:
+                kind = KIND_OF_FATE[segment.kv]
+                holding[kind] = simplify(expression.add(holding[kind], segment.count))
+        if state.kv is not None:
+            asserted = {kind: self._sub(getattr(state.kv, kind)) for kind in KINDS}
+            if state.forward is not None:
+                for kind in KINDS:
+                    if difference(asserted[kind], holding[kind]) != Const(0):
+                        message = f"state {name} holds {to_text(holding[kind])} {kind} slots by its forward, not {to_text(asserted[kind])}"
+                        self.faults.append((("states", name, "kv"), message))
+            else:
+                holding = asserted
+        return StatePlan(name, state.phase, holding, state.forward, state.round, state.start)
+
+    def _events(self, rows: list[Row]) -> dict[str, EventPlan]:
+        events: dict[str, EventPlan] = {}
+        for name, state in self.spec.states.items():
+            if state.forward is not None:
+                emits = any(row.emit for row in rows if row.event == name)
+                events[name] = EventPlan(name, (name,), self._args(self.forwards[state.forward]), emits=emits)
+        for name, event in self.spec.events.items():
+            handled = tuple(dict.fromkeys(row.sources[0] for row in rows if row.event == name))
+            ignored = tuple(state for state, plan in self.spec.states.items() if name in plan.ignore)
+            args = tuple(ArgPlan(arg, self._sub(bound.range[0]), self._sub(bound.range[1])) for arg, bound in event.args.items())
+            events[name] = EventPlan(name, handled, args, ignored)
+        return events
+
+    def _row(self, index: int, transition: Transition, source: str) -> Row:
+        state = self.spec.states[source]
+        plan = self.forwards.get(state.forward) if state.forward is not None else None
+        outputs = self._output_lengths(plan) if plan is not None else {}
+        emit = tuple(self._piece(piece, outputs) for piece in transition.emit)
+        sets: list[tuple[str, Expr]] = []
+        carries: list[tuple[str, tuple[Piece, ...]]] = []
+        for name, value in transition.set.items():
+            if name in self.spec.columns:
+                sets.append((name, self._sub(expression.parse(value))))  # type: ignore[arg-type]
+            else:
+                texts = value if isinstance(value, list) else [value]
+                carries.append((name, tuple(self._piece(parse_piece(str(text)), outputs) for text in texts)))
+        return Row(
+            -1,
+            (source,),
+            transition.on or source,
+            transition.to,
+            self._sub(transition.when),
+            self._sub(transition.keep),
+            emit,
+            tuple(sets),
+            tuple(carries),
+            line=self.line_of(("transitions", index)),
+        )
+
+    # Checks that need concrete parameters ----------------------------------------------------------------------
+
+    def _shown(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.params.items()) or "this spec"
+
+    def _check(self, table: Table, origin: list[tuple[int, str]]) -> None:
+        paths = {row.index: ("transitions", origin[row.index][0]) for row in table.rows if not row.built_in}
+        for event in table.events.values():
+            if event.name in life_cycle.EVENTS and self.spec.contract:
+                continue
+            for state in event.states:
+                rows = [row for row in table.rows if row.event == event.name and state in row.sources]
+                self._check_guards(rows, event, state, paths)
+                for row in rows:
+                    self._check_bounds(row, event, paths[row.index])
+        if self.spec.contract:
+            self._check_rounds(table, paths)
+
+    def _check_guards(self, rows: list[Row], event: EventPlan, state: str, paths: Mapping[int, Path]) -> None:
+        for values in assignments([row.guard for row in rows], self.bounds, event.args):
+            true = [row for row in rows if evaluate(row.guard, values)]
+            if len(true) == 1:
+                continue
+            shown = ", ".join(f"{name} = {value}" for name, value in values.items())
+            if true:
+                message = f"two guards of state {state} hold at once where {shown} ({self._shown()})"
+                self.faults.append(((*paths[true[1].index], "when"), message))
+            else:
+                message = f"no guard of state {state} holds where {shown} ({self._shown()}); the guards leave a gap"
+                self.faults.append(((*paths[rows[-1].index], "when"), message))
+            return
+
+    def _check_bounds(self, row: Row, event: EventPlan, path: Path) -> None:
+        """Hold columns to 0 .. max and keep to the rows whose KV may stay, wherever the guard holds."""
+        maxima = {column.name: column.max for column in self.columns}
+        limits: list[tuple[Path, str, Expr, int]] = [((*path, "set", name), f"column {name}", value, maxima[name]) for name, value in row.sets if name in maxima]
+        forward = self.spec.states[row.sources[0]].forward
+        if forward is not None:
+            lasting = expression.total(s.count for s in self.forwards[forward].segments if s.kv != "scratch")
+            spare = difference(lasting, row.keep)
+            limits.append(((*path, "keep"), f"keep leaves {to_text(lasting)} lasting rows, minus {to_text(row.keep)},", spare, 2**30))
+        for piece_index, piece in enumerate(row.emit):
+            limits.append(((*path, "emit", piece_index), f"the length of {piece}", piece.length(Const(1)), 2**30))
+        args = arg_bounds(event.args, self.bounds)
+        for where, what, value, top in limits:
+            low, high = bounds(value, {**self.bounds, **args})
+            if low >= 0 and high <= top:
+                continue
+            for values in assignments([value, row.guard], self.bounds, event.args):
+                result = evaluate(value, values)
+                if evaluate(row.guard, values) and not 0 <= result <= top:
+                    shown = ", ".join(f"{name} = {number}" for name, number in values.items()) or "always"
+                    self.faults.append((where, f"{what} would be {result} where {shown} ({self._shown()}); 0 to {top} is allowed"))
+                    break
+
+    def _check_rounds(self, table: Table, paths: Mapping[int, Path]) -> None:
+        """Hold every way from round state to round state to the contract, and every cycle to progress."""
+        for state in table.states:
+            if state.round:
+                self._walk_round(table, state.name, Const(0), (), paths, {})
+        idle = {
+            (row.sources[0], row.target): row
+            for row in table.rows
+            if not row.built_in and not self._progresses(row, table.events[row.event])
+        }
+        for cycle in _cycles({edge: None for edge in idle}):
+            row = idle[cycle[0], cycle[1]]
+            way = " -> ".join(cycle)
+            self.faults.append((paths[row.index], f"the way {way} can repeat for ever without emitting a token or moving a column"))
+
+    def _progresses(self, row: Row, event: EventPlan) -> bool:
+        columns = {**self.bounds, **arg_bounds(event.args, self.bounds)}
+        if bounds(row.emit_count, columns)[0] >= 1:
+            return True
+        for name, value in row.sets:
+            low, high = bounds(difference(value, Name(name)), columns)
+            if low >= 1 or high <= -1:
+                return True
+        return False
+
+    def _walk_round(
+        self, table: Table, state: str, debt: Expr, visited: tuple[str, ...], paths: Mapping[int, Path], renamed: Mapping[str, Expr]
+    ) -> None:
+        """Follow a round along its states; `debt` is KV kept minus tokens emitted so far, which must end at 0."""
+        if state in visited:
+            return
+        for row in table.rows:
+            if row.built_in or state not in row.sources or row.target not in table.codes:
+                continue
+            # Arguments of earlier events of the round are other values under the same names.
+            fresh = {arg.name: Name(f"{arg.name}'{len(visited)}") for arg in table.events[row.event].args}
+            step = expression.substitute(difference(row.keep, row.emit_count), fresh)
+            after = simplify(expression.add(debt, step))
+            if table.state(row.target).round:
+                if after != Const(0) and not self._settled(table, row, difference(row.keep, row.emit_count), debt):
+                    off = to_text(expression.substitute(after, {f"{n}'{len(visited)}": Name(n) for n in fresh}))
+                    message = f"breaks the contract {self.spec.contract}: the round keeps {off} more KV slots than it emits tokens; the two must be equal"
+                    self.faults.append((paths[row.index], message))
+            elif row.target != "end":
+                self._walk_round(table, row.target, after, (*visited, state), paths, renamed)
+
+    def _settled(self, table: Table, row: Row, step: Expr, debt: Expr) -> bool:
+        """Decide under the guard what the linear form left open."""
+        if not isinstance(debt, Const):
+            return False
+        args = table.events[row.event].args
+        walked = assignments([step, row.guard], self.bounds, args)
+        return all(evaluate(step, values) + debt.value == 0 for values in walked if evaluate(row.guard, values))
+
+    def _with_peak(self, table: Table, state: StatePlan) -> StatePlan:
+        if not state.round:
+            return state
+        return replace(state, peak=self._extent(table, state, ()), advance=self._advance(table, state, ()))
+
+    def _extent(self, table: Table, state: StatePlan, visited: tuple[str, ...]) -> int:
+        """Give the most slots above the present `kv` that the way to the next round point uses."""
+        extent = 0
+        if state.forward is not None:
+            for segment in self.forwards[state.forward].segments:
+                end = difference(expression.add(segment.slot, segment.count), Name("kv"))
+                extent = max(extent, bounds(end, self.bounds)[1])
+        for row in table.rows:
+            if row.built_in or state.name not in row.sources or row.target not in table.codes:
+                continue
+            target = table.state(row.target)
+            if not target.round and not target.built_in and target.name not in visited:
+                extent = max(extent, self._kept(table, row) + self._extent(table, target, (*visited, state.name)))
+        return extent
+
+    def _advance(self, table: Table, state: StatePlan, visited: tuple[str, ...]) -> int:
+        most = 0
+        for row in table.rows:
+            if row.built_in or state.name not in row.sources or row.target not in table.codes:
+                continue
+            target = table.state(row.target)
+            further = 0
+            if not target.round and not target.built_in and target.name not in visited:
+                further = self._advance(table, target, (*visited, state.name))
+            most = max(most, self._kept(table, row) + further)
+        return most
+
+    def _kept(self, table: Table, row: Row) -> int:
+        args = arg_bounds(table.events[row.event].args, self.bounds)
+        return max(0, bounds(row.keep, {**self.bounds, **args})[1])
+
+
+def _sources(transition: Transition) -> list[str]:
+    return [transition.from_] if isinstance(transition.from_, str) else list(transition.from_)
+
+
+def _cycles(edges: Mapping[tuple[str, str], None]) -> list[list[str]]:
+    """Give one cycle of each knot of a small graph, as node lists that end where they start."""
+    import networkx
+
+    graph = networkx.DiGraph(list(edges))
+    found = []
+    for knot in networkx.strongly_connected_components(graph):
+        part = graph.subgraph(knot)
+        if part.number_of_edges():
+            cycle = networkx.find_cycle(part)
+            found.append([edge[0] for edge in cycle] + [cycle[0][0]])
+    return found
+
+
+__all__ = ["STOP", "CompileError", "compile_table", "path_text", "resolve_params"]

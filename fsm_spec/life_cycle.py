@@ -1,0 +1,87 @@
+"""The life of a request, built into every table: wait, prefill, first token, preemption, abort, halt, end.
+
+A spec writes rounds only; these rows stand around them, so that no spec can get admission or re-prefill wrong
+(spec_language rules 2 and 3).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsm_spec.expression import Const, Expr, Name, Op, parse
+from fsm_spec.piece import Piece
+from fsm_spec.table import END, PREFILL, WAIT, ArgPlan, ColumnPlan, EventPlan, Row, StatePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ADMIT, CHUNK, FIRST, PREEMPT, ABORT, HALT = "admit", "chunk", "first", "preempt", "abort", "halt"
+EVENTS = (ADMIT, CHUNK, FIRST, PREEMPT, ABORT, HALT)
+
+_NEXT = (Piece("next", Const(0), Const(1)),)
+_KV: dict[str, Expr] = {"committed": Name("kv"), "provisional": Const(0), "scratch": Const(0)}
+_NOTHING: dict[str, Expr] = dict.fromkeys(_KV, Const(0))
+
+# What prefill must reach, by contract: after it the newest token alone has no KV (pending), or every token has (full).
+FILL: dict[str, Expr] = {
+    # The first prefill emits a token; a second one, after preemption, ends before the newest emitted token.
+    "pending": parse("max(prompt + emitted - 1, prompt)"),
+    "full": parse("prompt + emitted"),
+}
+
+
+def states() -> tuple[StatePlan, ...]:
+    """Give the built-in states, in the order of their codes."""
+    return (
+        StatePlan(WAIT, "wait", _NOTHING, built_in=True),
+        StatePlan(PREFILL, "prefill", _KV, built_in=True),
+        StatePlan(END, "end", _NOTHING, built_in=True),
+    )
+
+
+def events(contract: str, rounds: Sequence[str]) -> tuple[EventPlan, ...]:
+    """Give the built-in events; `rounds` are the round states of the spec."""
+    fill = FILL[contract]
+    left = Op("-", (fill, Name("kv")))
+    live = (PREFILL, *rounds)
+    return (
+        EventPlan(ADMIT, (WAIT,), (ArgPlan("hit", Const(0), Op("-", (fill, Const(1)))),)),
+        EventPlan(CHUNK, (PREFILL,), (ArgPlan("n", Const(1), Op("-", (left, Const(1)))),)),
+        EventPlan(FIRST, (PREFILL,), emits=contract == "pending"),
+        EventPlan(PREEMPT, live),
+        EventPlan(ABORT, (WAIT, *live)),
+        # A stop string may be found in a run that the limit has already ended.
+        EventPlan(HALT, (*rounds, END), (ArgPlan("at", Const(0), Name("emitted")),)),
+    )
+
+
+def rows(contract: str, rounds: Sequence[str], start: str, columns: Sequence[ColumnPlan]) -> list[Row]:
+    """Give the built-in rows; indices are assigned by the compiler."""
+    fill = FILL[contract]
+    rest = Op("-", (fill, Name("kv")))
+    entry = tuple((column.name, column.init) for column in columns)
+    blank: tuple[tuple[str, Expr], ...] = (("kv", Const(0)), *((column.name, Const(0)) for column in columns))
+    live = (PREFILL, *rounds)
+
+    def row(sources: tuple[str, ...], event: str, target: str, **parts: object) -> Row:
+        return Row(-1, sources, event, target, built_in=True, **parts)  # type: ignore[arg-type]
+
+    first: list[Row]
+    if contract == "pending":
+        # After preemption the newest token is known already: it is the last of the text, and nothing is emitted.
+        newest = (Piece("text", fill, Op("+", (fill, Const(1)))),)
+        first = [
+            row((PREFILL,), FIRST, start, guard=parse("emitted == 0", "bool"), keep=rest, emit=_NEXT, sets=entry, carries=(("pending", _NEXT),)),
+            row((PREFILL,), FIRST, start, guard=parse("emitted > 0", "bool"), keep=rest, sets=entry, carries=(("pending", newest),)),
+        ]
+    else:
+        first = [row((PREFILL,), FIRST, start, keep=rest, sets=entry, carries=(("pending", _NEXT),))]
+    return [
+        row((WAIT,), ADMIT, PREFILL, guard=parse("limit > emitted", "bool"), sets=(("kv", Name("hit")),)),
+        row((WAIT,), ADMIT, END, guard=parse("limit <= emitted", "bool")),
+        row((PREFILL,), CHUNK, PREFILL, keep=Name("n")),
+        *first,
+        row(live, PREEMPT, WAIT, sets=blank),
+        row((WAIT, *live), ABORT, END),
+        row((*rounds, END), HALT, END, sets=(("emitted", Name("at")),)),
+    ]

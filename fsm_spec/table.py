@@ -1,0 +1,249 @@
+"""The transition table: a spec compiled for given parameters, frozen and digested.
+
+Checker, simulator and executor read this and nothing else of a spec. A row says what one event does to one request;
+`step.py` runs rows over arrays, `oracle.py` over plain integers. How a table comes to be is in `compile.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from fsm_spec import expression
+from fsm_spec.errors import UnhandledEvent
+from fsm_spec.expression import to_text
+
+if TYPE_CHECKING:
+    from fsm_spec.expression import Expr
+    from fsm_spec.piece import Piece
+    from fsm_spec.plan import ForwardPlan
+    from fsm_spec.spec import Spec
+
+BUILT_IN_COLUMNS: Final = ("state", "prompt", "limit", "emitted", "kv")
+WAIT, PREFILL, END = "wait", "prefill", "end"
+# The argument of an emitting event: tokens before the first stop token of the run; NO_STOP when there is none.
+STOP: Final = "stop"
+NO_STOP: Final = 2**30
+
+
+@dataclass(frozen=True)
+class ArgPlan:
+    """Bound one argument of an event; the bounds may read columns."""
+
+    name: str
+    low: Expr
+    high: Expr
+
+
+@dataclass(frozen=True)
+class EventPlan:
+    """Name an event, the states that handle it, the states that ignore it, and its arguments."""
+
+    name: str
+    states: tuple[str, ...]
+    args: tuple[ArgPlan, ...] = ()
+    ignored: tuple[str, ...] = ()
+    emits: bool = False
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    """Describe a state: its forward, the slots it holds by kind, and the peak need of a round that starts here."""
+
+    name: str
+    phase: str
+    holding: Mapping[str, Expr]
+    forward: str | None = None
+    round: bool = False
+    start: bool = False
+    built_in: bool = False
+    # Slots above `kv` that the scheduler must own before a round starts here (spec_language rule 4).
+    peak: int = 0
+    # Most tokens whose KV becomes committed in a round that starts here.
+    advance: int = 0
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Describe a column that the spec declares: value on entering the start state, largest value."""
+
+    name: str
+    init: Expr
+    max: int
+
+
+@dataclass(frozen=True)
+class CarryPlan:
+    """Describe a carry: sizes (None stands for the vocabulary) and type."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    type: Literal["token", "law"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Say what one event does where the guard holds.
+
+    All expressions read the columns before the event, and its arguments.
+    The run of emitted tokens is cut at the first stop token and at the limit: where the cut ends the request the
+    target is `end` and `keep` shrinks by the tokens cut off (design decision of section 4).
+    """
+
+    index: int
+    sources: tuple[str, ...]
+    event: str
+    target: str
+    guard: Expr = expression.Const(1, boolean=True)
+    keep: Expr = expression.Const(0)
+    emit: tuple[Piece, ...] = ()
+    sets: tuple[tuple[str, Expr], ...] = ()
+    carries: tuple[tuple[str, tuple[Piece, ...]], ...] = ()
+    built_in: bool = False
+    line: int = 0
+
+    @cached_property
+    def emit_count(self) -> Expr:
+        """Count the tokens of the run before any cut."""
+        # Compiled pieces have explicit ends, so the length of the whole is not needed.
+        return expression.total(piece.length(expression.Const(1)) for piece in self.emit)
+
+    def content(self) -> dict[str, Any]:
+        """Give the row as JSON values, the form that the digest reads."""
+        return {
+            "from": list(self.sources),
+            "on": self.event,
+            "when": to_text(self.guard),
+            "to": self.target,
+            "keep": to_text(self.keep),
+            "emit": [str(piece) for piece in self.emit],
+            "set": {name: to_text(value) for name, value in self.sets},
+            "carry": {name: [str(piece) for piece in pieces] for name, pieces in self.carries},
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Hold the compiled machine; equality of tables is equality of `digest`."""
+
+    name: str
+    params: Mapping[str, int]
+    contract: Literal["pending", "full"] | None
+    states: tuple[StatePlan, ...]
+    columns: tuple[ColumnPlan, ...]
+    carry: tuple[CarryPlan, ...]
+    events: Mapping[str, EventPlan]
+    rows: tuple[Row, ...]
+    forwards: Mapping[str, ForwardPlan]
+    # Committed slots that prefill must reach before the request enters the start state; None in abstract models.
+    fill: Expr | None
+    always: Mapping[str, Expr]
+    sometimes: Mapping[str, Expr]
+    eventually: str
+    spec: Spec
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def codes(self) -> Mapping[str, int]:
+        """Map state names to their codes in the column `state`."""
+        return {state.name: code for code, state in enumerate(self.states)}
+
+    @cached_property
+    def column_names(self) -> tuple[str, ...]:
+        """List the columns of a request, built-in ones first."""
+        built_in = BUILT_IN_COLUMNS if self.contract else ("state",)
+        return built_in + tuple(column.name for column in self.columns)
+
+    @cached_property
+    def start(self) -> StatePlan:
+        """Give the state that a request enters after prefill (its first state in an abstract model)."""
+        return next(state for state in self.states if state.start)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest everything that gives the table its meaning: 64 hexadecimal digits."""
+        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def peak(self) -> int:
+        """Give the largest peak of any round, in slots above `kv`."""
+        return max((state.peak for state in self.states), default=0)
+
+    def state(self, name: str) -> StatePlan:
+        """Find a state by name; raises KeyError."""
+        return self.states[self.codes[name]]
+
+    def rows_of(self, event: str) -> tuple[Row, ...]:
+        """List the rows of an event, in order; raises UnhandledEvent for an unknown one."""
+        if event not in self.events:
+            known = ", ".join(sorted(self.events))
+            raise UnhandledEvent(f"{self.name}: no event is called {event!r}; known: {known}")
+        return tuple(row for row in self.rows if row.event == event)
+
+    def label(self, transition: int) -> str:
+        """Describe a transition code: `2 * row`, plus 1 where the cut ended the request."""
+        row = self.rows[transition // 2]
+        target = END if transition % 2 else row.target
+        return f"{'|'.join(row.sources)} -{row.event}-> {target}"
+
+    def new_request(self, prompt: int, limit: int) -> dict[str, int]:
+        """Give the columns of a request that has just arrived: waiting, nothing emitted, no KV."""
+        values = dict.fromkeys(self.column_names, 0)
+        return values | {"state": self.codes[WAIT], "prompt": prompt, "limit": limit}
+
+    def with_row(self, index: int, **changes: Any) -> Table:
+        """Give a table in which one row differs: how faults are planted and repairs are tried."""
+        rows = list(self.rows)
+        # A fresh instance, so that cached properties of the old row do not come along.
+        rows[index] = replace(rows[index], **changes)
+        return replace(self, rows=tuple(rows), cache={})
+
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Give what `make` computed for this table before, or compute it now."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        return self.cache[key]
+
+    def content(self) -> dict[str, Any]:
+        """Give the whole table as JSON values, without lines and descriptions."""
+        return {
+            "spec": self.name,
+            "params": dict(self.params),
+            "contract": self.contract,
+            "fill": to_text(self.fill) if self.fill is not None else None,
+            "states": [
+                {
+                    "name": state.name,
+                    "forward": state.forward,
+                    "round": state.round,
+                    "start": state.start,
+                    "peak": state.peak,
+                    "advance": state.advance,
+                    "holding": {kind: to_text(slots) for kind, slots in state.holding.items()},
+                }
+                for state in self.states
+            ],
+            "columns": [{"name": c.name, "init": to_text(c.init), "max": c.max} for c in self.columns],
+            "carry": [{"name": c.name, "shape": list(c.shape), "type": c.type} for c in self.carry],
+            "events": [
+                {
+                    "name": event.name,
+                    "states": list(event.states),
+                    "ignored": list(event.ignored),
+                    "args": [[arg.name, to_text(arg.low), to_text(arg.high)] for arg in event.args],
+                }
+                for event in self.events.values()
+            ],
+            "rows": [row.content() for row in self.rows],
+            "forwards": {name: plan.content() for name, plan in self.forwards.items()},
+            "check": {
+                "always": {text: to_text(value) for text, value in self.always.items()},
+                "sometimes": {text: to_text(value) for text, value in self.sometimes.items()},
+                "eventually": self.eventually,
+            },
+        }
