@@ -16,8 +16,16 @@ from fsm_spec.simulator.curve import Curve
 DEFAULT_GEMM_MFU = ((256.0, 0.6), (1024.0, 0.75))
 DEFAULT_FP8_MFU = ((512.0, 0.5), (8192.0, 0.6))
 DEFAULT_GEMM_MBU = ((1.0, 0.75),)
-DEFAULT_DECODE_MBU = ((1024.0, 0.05), (16384.0, 0.4), (32768.0, 0.6), (131072.0, 0.8))
+DEFAULT_DECODE_MBU = ((1024.0, 0.07), (32768.0, 0.6), (131072.0, 0.8))
 DEFAULT_PREFILL_MFU = ((512.0, 0.1), (2048.0, 0.35), (8192.0, 0.5))
+
+DEFAULT_CURVES = {
+    "bf16_gemm_mfu": DEFAULT_GEMM_MFU,
+    "fp8_gemm_mfu": DEFAULT_FP8_MFU,
+    "gemm_mbu": DEFAULT_GEMM_MBU,
+    "decode_attention_mbu": DEFAULT_DECODE_MBU,
+    "prefill_attention_mfu": DEFAULT_PREFILL_MFU,
+}
 
 Points = tuple[tuple[float, float], ...]
 
@@ -98,6 +106,8 @@ def _read(name: str, entry: dict[str, Any], sources: dict[str, str]) -> Hardware
             values[field], origin[field] = pair["points"], sources[pair["source"]]
         elif field not in {"title", "aliases"}:
             values[field], origin[field] = pair[0], sources[pair[1]]
+    for field in DEFAULT_CURVES.keys() - values.keys():
+        origin[field] = "default of the cost model: middle of the measured accelerators"
     return Hardware.model_validate({**values, "sources": origin})
 
 

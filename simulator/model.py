@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +69,14 @@ class ModelShape(BaseModel):
         """Say whether queries and keys are normalised by head."""
         return self.model_type in QUERY_KEY_NORM_TYPES
 
-    @property
+    @cached_property
     def projections(self) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of the linear layers of one block: q, k, v, o, gate, up, down."""
         hidden, inner = self.hidden_size, self.intermediate_size
         query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         return ((hidden, query), (hidden, key), (hidden, key), (query, hidden), (hidden, inner), (hidden, inner), (inner, hidden))
 
-    @property
+    @cached_property
     def layer_gemm_parameters(self) -> int:
         """Return the weights of one block's linear layers, which every row multiplies."""
         return sum(inputs * outputs for inputs, outputs in self.projections)
@@ -93,17 +93,17 @@ class ModelShape(BaseModel):
             bias += sum(outputs for _, outputs in self.projections[4:])
         return 2 * self.hidden_size + (2 * self.head_dim if self.query_key_norm else 0) + bias
 
-    @property
+    @cached_property
     def gemm_parameters(self) -> int:
         """Return the weights of all blocks' linear layers."""
         return self.num_hidden_layers * self.layer_gemm_parameters
 
-    @property
+    @cached_property
     def head_parameters(self) -> int:
         """Return the weights of the output head, which may be the embedding again."""
         return self.vocab_size * self.hidden_size
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Return the parameter count as published: tied embeddings count once."""
         tables = self.head_parameters * (1 if self.tie_word_embeddings else 2)
