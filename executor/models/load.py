@@ -1,0 +1,102 @@
+"""Load a model: configuration, weights and tokenizer, from a folder, a GGUF file, or the name of a cached model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fsm_spec.errors import UserError
+from fsm_spec.executor.models.config import ModelConfig, read_config, read_json
+from fsm_spec.executor.models.store import Progress, converted, resolve, silent
+from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.executor.tokenizer import Tokenizer
+from safetensors import SafetensorError, safe_open
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Hold a model that is ready to run."""
+
+    name: str
+    folder: Path
+    config: ModelConfig
+    transformer: Transformer
+    tokenizer: Tokenizer
+
+
+def load_model(
+    path_or_name: str | Path, dtype: torch.dtype = torch.bfloat16, progress: Progress = silent
+) -> LoadedModel:
+    """Load a Hugging Face folder, a GGUF file (converted to the cache at first), or a cached model by name.
+
+    Raises UserError where a file is missing or broken.
+    """
+    found = resolve(path_or_name)
+    folder = load_gguf(found, progress) if found.is_file() else found
+    config = read_config(folder)
+    tokenizer = Tokenizer.from_folder(folder)
+    with SafetensorsFolder(folder) as weights:
+        transformer = Transformer(config, weights, dtype)
+    return LoadedModel(Path(path_or_name).name, folder, config, transformer, tokenizer)
+
+
+def load_gguf(path: Path, progress: Progress = silent) -> Path:
+    """Convert a GGUF file to the cache, once per content, and return the folder."""
+    return converted(path, progress)
+
+
+class SafetensorsFolder(Mapping[str, torch.Tensor]):
+    """Read tensors by name from model.safetensors, or from the shards that an index names, memory-mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stack = ExitStack()
+        self._files: dict[str, Any] = {}
+        index = folder / "model.safetensors.index.json"
+        try:
+            for name in self._shards(folder, index):
+                self._open(folder / name)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _shards(self, folder: Path, index: Path) -> list[str]:
+        """List the files; names that point out of the folder are refused."""
+        if (folder / "model.safetensors").is_file() or not index.is_file():
+            return ["model.safetensors"]
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise UserError(f'"{index}" has no "weight_map"; fetch the model again.')
+        shards = sorted({str(name) for name in weight_map.values()})
+        if any(Path(name).name != name for name in shards):
+            raise UserError(f'"{index}" names files outside its folder; fetch the model again.')
+        return shards
+
+    def _open(self, path: Path) -> None:
+        """Open one file and note its tensors."""
+        if not path.is_file():
+            raise UserError(f'model folder "{path.parent}" has no {path.name}; fetch the model again.')
+        try:
+            file = self._stack.enter_context(safe_open(path, framework="pt"))
+            self._files |= dict.fromkeys(file.keys(), file)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f'"{path}" is no sound safetensors file ({error}); fetch the model again.') from None
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __enter__(self) -> SafetensorsFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

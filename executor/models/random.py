@@ -1,0 +1,78 @@
+"""Small models of random weights, for tests and conformance: fast, and their greedy text is not a loop."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from fsm_spec.executor.models import architectures as names
+from fsm_spec.executor.models.config import ModelConfig
+from fsm_spec.executor.models.transformer import Transformer
+
+
+def tiny_config(
+    *, vocab: int = 64, layers: int = 2, hidden: int = 64, heads: int = 4, kv_heads: int = 2, qk_norm: bool = False,
+    tied: bool = False, context: int = 4096,
+) -> ModelConfig:
+    """Describe a small model; it has no end token, so that a run ends by length."""
+    return ModelConfig(
+        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads, ffn=2 * hidden,
+        vocab=vocab, context=context, qk_norm=qk_norm, tied=tied, mask_token_id=vocab - 1, bos_token_id=0,
+    )  # fmt: skip
+
+
+def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
+    """Draw float64 weights under published names, each matrix by 1 / sqrt(inputs).
+
+    Queries are drawn 4 times as large, so that attention picks few rows and the next token depends on the text.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(outputs: int, inputs: int, gain: float = 1.0) -> torch.Tensor:
+        drawn = torch.randn(outputs, inputs, generator=generator, dtype=torch.float64)
+        return drawn * (gain / math.sqrt(inputs))
+
+    def norm(size: int) -> torch.Tensor:
+        return 1 + 0.1 * torch.randn(size, generator=generator, dtype=torch.float64)
+
+    query, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    weights = {
+        names.EMBEDDING: matrix(config.vocab, config.hidden, math.sqrt(config.hidden)),
+        names.FINAL_NORM: norm(config.hidden),
+    }
+    if not config.tied:
+        weights[names.HEAD] = matrix(config.vocab, config.hidden, 4.0)
+    for index in range(config.layers):
+        layer = {
+            names.ATTENTION_NORM: norm(config.hidden),
+            names.FFN_NORM: norm(config.hidden),
+            f"{names.QUERY}.weight": matrix(query, config.hidden, 4.0),
+            f"{names.KEY}.weight": matrix(keys, config.hidden),
+            f"{names.VALUE}.weight": matrix(keys, config.hidden, 2.0),
+            f"{names.OUTPUT}.weight": matrix(config.hidden, query, 2.0),
+            f"{names.GATE}.weight": matrix(config.ffn, config.hidden, 2.0),
+            f"{names.UP}.weight": matrix(config.ffn, config.hidden, 2.0),
+            f"{names.DOWN}.weight": matrix(config.hidden, config.ffn, 2.0),
+        }
+        if config.qk_norm:
+            layer[names.QUERY_NORM] = 3 * norm(config.head_dim)
+            layer[names.KEY_NORM] = norm(config.head_dim)
+        for name, size in ((names.QUERY, query), (names.KEY, keys), (names.VALUE, keys)):
+            if config.qkv_bias:
+                layer[f"{name}.bias"] = matrix(size, 1, 0.1)[:, 0]
+        if config.output_bias:
+            layer[f"{names.OUTPUT}.bias"] = matrix(config.hidden, 1, 0.1)[:, 0]
+        weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
+    return weights
+
+
+def tiny_model(
+    *, vocab: int = 64, layers: int = 2, hidden: int = 64, heads: int = 4, kv_heads: int = 2, qk_norm: bool = False,
+    tied: bool = False, context: int = 4096, dtype: torch.dtype = torch.float64, seed: int = 0,
+) -> Transformer:  # fmt: skip
+    """Make a random model in memory; the same seed gives the same weights in every dtype, up to rounding."""
+    config = tiny_config(
+        vocab=vocab, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, qk_norm=qk_norm, tied=tied,
+        context=context,
+    )  # fmt: skip
+    return Transformer(config, random_weights(config, seed), dtype)
