@@ -1,0 +1,117 @@
+"""Acceptance of drafts: how many of a round's drafts the target model takes, drawn or expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fsm_spec.errors import UserError
+from fsm_spec.simulator import draws
+
+FORMS = "0.8,0.7,0.6, unconditional:0.8,0.56,0.3 or geometric:0.7"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Hold the chance that each draft is accepted given that all before it were.
+
+    `rates` has one entry a draft position; a single entry with `geometric` holds for every position.
+    """
+
+    rates: tuple[float, ...]
+    geometric: bool = False
+    seed: int = 0
+
+    def check(self, drafts: int) -> None:
+        """Raise UserError, with both numbers, if a list of rates does not have one entry for each of `drafts`."""
+        if self.geometric or len(self.rates) == drafts:
+            return
+        given = f"--accept gives {len(self.rates)} rate{'' if len(self.rates) == 1 else 's'}"
+        if drafts == 0:
+            raise UserError(f"{given}, but the spec judges 0 drafts; leave --accept out")
+        raise UserError(
+            f"{given}, but the spec judges {drafts} draft{'' if drafts == 1 else 's'} a round;"
+            f" give {drafts} rate{'' if drafts == 1 else 's'} or geometric:RATE"
+        )
+
+    def conditional(self, drafts: int) -> tuple[float, ...]:
+        """Return the chance of each of `drafts` positions given acceptance of all before."""
+        return self.rates * drafts if self.geometric else self.rates[:drafts]
+
+    def survival(self, drafts: int) -> NDArray[np.float64]:
+        """Return the chance that position i and all before it are accepted: what vLLM's metrics print, [drafts]."""
+        return np.cumprod(np.asarray(self.conditional(drafts), dtype=np.float64))
+
+    def expected(self, drafts: int) -> float:
+        """Return the mean number of accepted drafts of one round: the sum of the survival chances."""
+        return float(self.survival(drafts).sum())
+
+    def accepted(self, drafts: ArrayLike, requests: ArrayLike, rounds: ArrayLike) -> NDArray[np.int64]:
+        """Draw the accepted counts of many rounds at once, int64 [n], each in 0..drafts.
+
+        `drafts` int [n] are the live drafts of each round, `requests` and `rounds` int [n] its key.
+        One uniform number a round: position i survives if it lies below the survival chance.
+        """
+        live = np.asarray(drafts)
+        widest = int(live.max(initial=0))
+        numbers = draws.uniform(self.seed, requests, rounds, draws.ACCEPTANCE)
+        # Survival falls, so counting the entries above the number is a search from the right.
+        ascending = self.survival(widest)[::-1]
+        count = len(ascending) - np.searchsorted(ascending, numbers, side="right")
+        return np.minimum(count, live).astype(np.int64)
+
+    def describe(self) -> str:
+        """Return the option that gives this acceptance."""
+        words = ",".join(f"{rate:g}" for rate in self.rates)
+        return f"geometric:{words}" if self.geometric else words
+
+
+def parse_accept(text: str, seed: int = 0) -> Acceptance:
+    """Read `0.8,0.7,0.6` (conditional), `unconditional:0.8,0.56,0.3` (never rising) or `geometric:0.7`.
+
+    Raises UserError for anything else, and for chances outside 0..1.
+    """
+    form, colon, rest = text.strip().partition(":")
+    if not colon:
+        return Acceptance(_rates(form, text), seed=seed)
+    if form == "geometric":
+        rates = _rates(rest, text)
+        if len(rates) != 1:
+            raise UserError(f'--accept "{text}": geometric takes one rate, not {len(rates)}; write geometric:{rates[0]:g}')
+        return Acceptance(rates, geometric=True, seed=seed)
+    if form == "unconditional":
+        return Acceptance(_conditional(_rates(rest, text), text), seed=seed)
+    raise UserError(f'--accept "{text}": unknown form "{form}"; write {FORMS}')
+
+
+def _rates(words: str, text: str) -> tuple[float, ...]:
+    """Read numbers in 0..1 separated by commas."""
+    rates = []
+    for i, word in enumerate(words.split(",")):
+        try:
+            rate = float(word)
+        except ValueError:
+            raise UserError(f'--accept "{text}": "{word.strip()}" at position {i + 1} is no number; write {FORMS}') from None
+        if not 0 <= rate <= 1:
+            raise UserError(f'--accept "{text}": {word.strip()} at position {i + 1} lies outside 0 to 1; give chances')
+        rates.append(rate)
+    return tuple(rates)
+
+
+def _conditional(survival: Sequence[float], text: str) -> tuple[float, ...]:
+    """Turn survival chances into chances given that all drafts before were accepted."""
+    before = 1.0
+    rates = []
+    for i, chance in enumerate(survival):
+        if chance > before:
+            raise UserError(
+                f'--accept "{text}": {chance:g} at position {i + 1} rises above {before:g}; unconditional rates cannot'
+                " rise, so give conditional ones without the word"
+            )
+        rates.append(chance / before if before > 0 else 0.0)
+        before = chance
+    return tuple(min(1.0, rate) if math.isfinite(rate) else 0.0 for rate in rates)
