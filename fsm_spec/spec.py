@@ -65,14 +65,21 @@ def _describe(value: Any) -> str:
     return kinds.get(type(value), repr(value))
 
 
+def _write(expr: Expr) -> str | int | bool:
+    """Write constants as YAML's own numbers and truth values, all else as text."""
+    if isinstance(expr, expression.Const):
+        return bool(expr.value) if expr.boolean else expr.value
+    return expression.to_text(expr)
+
+
 _TEXT_OR_INT: Final = {"anyOf": [{"type": "integer"}, {"type": "string"}]}
 IntExpr = Annotated[
-    Expr, PlainValidator(_parse_integer), PlainSerializer(expression.to_text), WithJsonSchema(_TEXT_OR_INT)
+    Expr, PlainValidator(_parse_integer), PlainSerializer(_write), WithJsonSchema(_TEXT_OR_INT)
 ]
 BoolExpr = Annotated[
     Expr,
     PlainValidator(_parse_condition),
-    PlainSerializer(expression.to_text),
+    PlainSerializer(_write),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "string"}]}),
 ]
 PieceText = Annotated[
@@ -172,7 +179,8 @@ class Lookup(Node):
 
 
 def _kind(value: Any) -> str | None:
-    return value.get("op") if isinstance(value, dict) else getattr(value, "op", None)
+    kind = value.get("op") if isinstance(value, dict) else getattr(value, "op", None)
+    return kind if isinstance(kind, str) else None
 
 
 Operation = Annotated[

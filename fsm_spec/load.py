@@ -1,0 +1,140 @@
+"""Load specs: a file or text -> checked models with the place of every node; all faults of a file in one run.
+
+Parts that are faulty are mended or left out, so that the rules still judge the rest; the words inside parts left out
+count as mentioned, so that no finding only follows from another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+
+from fsm_spec import rules, source
+from fsm_spec.compile import CompileError, compile_table
+from fsm_spec.errors import UserError
+from fsm_spec.findings import MAX_FINDINGS, Finding, Path, SpecFindings, nearest, path_text
+from fsm_spec.repair import Draft
+from fsm_spec.source import Position, Source
+from fsm_spec.spec import Spec
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Hold a spec without faults, its text, and line and column (from 1) of every node by path."""
+
+    spec: Spec
+    text: str
+    file: str
+    lines: dict[Path, Position] = field(repr=False)
+
+    def line_of(self, path: Path) -> int:
+        """Give the line of a node, e.g. `("transitions", 2)`, or of its nearest ancestor in the file."""
+        while path not in self.lines:
+            path = path[:-1]
+        return self.lines[path][0]
+
+
+def load(path: str | FilePath) -> Loaded:
+    """Load a spec by path, or a shipped one by name; raises SpecFindings with all faults, UserError for no file."""
+    found = find(path)
+    return loads(source.read(found, str(found)), str(found))
+
+
+def loads(text: str, name: str = "<text>") -> Loaded:
+    """Load a spec from its text; `name` stands for the file in findings. Raises SpecFindings with all faults."""
+    read = source.compose(text, name)
+    draft = Draft(read)
+    spec = draft.validate()
+    findings = [*read.findings, *(_finding(read, *fault) for fault in draft.faults)]
+    if spec is not None:
+        findings += _judge(spec, draft, compiled=not findings)
+    if findings or spec is None:
+        ordered = sorted(set(findings), key=lambda finding: (finding.line, finding.column, finding.path))
+        raise SpecFindings(_capped(ordered))
+    return Loaded(spec, text, name, read.lines)
+
+
+def _capped(findings: list[Finding]) -> list[Finding]:
+    if len(findings) <= MAX_FINDINGS:
+        return findings
+    last = findings[MAX_FINDINGS - 1]
+    rest = len(findings) - MAX_FINDINGS
+    return [*findings[:MAX_FINDINGS], Finding(last.file, last.line, last.column, "", f"{rest} more findings follow")]
+
+
+def _finding(read: Source, path: Path, message: str, place: Position | None = None) -> Finding:
+    line, column = place or read.position(path)
+    return Finding(read.file, line, column, path_text(path), message)
+
+
+def _judge(spec: Spec, draft: Draft, *, compiled: bool) -> list[Finding]:
+    """Apply the rules, then compile for the default and the checker's parameters if nothing is wrong so far."""
+    read = draft.source
+    found = [(draft.original(path), message) for path, message in rules.violations(spec, draft.doubt)]
+    if compiled and not found:
+        found = list(dict.fromkeys(_compiled(spec, check=False) + _compiled(spec, check=True)))
+    return [_finding(read, path, message) for path, message in found]
+
+
+def _compiled(spec: Spec, *, check: bool) -> list[tuple[Path, str]]:
+    try:
+        compile_table(spec, check=check)
+    except CompileError as error:
+        return error.faults
+    return []
+
+
+def shipped() -> dict[str, FilePath]:
+    """List the specs that come with the package, by name."""
+    folder = FilePath(str(resources.files("fsm_spec.specs")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find(name_or_path: str | FilePath) -> FilePath:
+    """Find a spec file by path, or a shipped spec by name without case; raises UserError with the nearest words."""
+    path = FilePath(name_or_path)
+    text = str(name_or_path)
+    if _is_file(path):
+        return path
+    known = shipped()
+    folded = {name.casefold(): file for name, file in known.items()}
+    if text.casefold() in folded:
+        return folded[text.casefold()]
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        siblings = [str(file) for file in sorted(path.parent.glob("*.y*ml"))[:200]] if path.parent.is_dir() else []
+        raise UserError(f"no spec file {text!r}{nearest(text, siblings or known)}")
+    raise UserError(f"no spec is called {text!r}, and no such file exists{nearest(text, known)}")
+
+
+def _is_file(path: FilePath) -> bool:
+    try:
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        return False
+
+
+class _Dumper(yaml.SafeDumper):
+    """Write YAML 1.2 words plain and quote what would read as another kind."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the base class declares it so
+        None: [
+            ("tag:yaml.org,2002:null", source.NULL),
+            ("tag:yaml.org,2002:bool", source.BOOL),
+            ("tag:yaml.org,2002:int", source.INT),
+            ("tag:yaml.org,2002:float", source.FLOAT),
+        ]
+    }
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write every value out."""
+        return True
+
+
+def dump(spec: Spec) -> str:
+    """Write a spec as YAML that loads to an equal spec; what has its default value is left out."""
+    data = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
