@@ -74,6 +74,15 @@ def slots(table: Table, columns: Columns, xp: Any) -> dict[str, Array]:
     return function(columns)  # type: ignore[no-any-return]
 
 
+def choose(table: Table, columns: Columns, event: str, args: Mapping[str, Array], xp: Any) -> Array:
+    """Give the row that each request takes at this event, by its guards alone: int32 [n], before any cut."""
+    key = ("choose", event, id(xp))
+    function = table.cache.get(key)
+    if function is None:
+        function = table.cache[key] = _compile(_Source(table, event).rows_text(), "choose", xp)
+    return function(columns, args)
+
+
 def evaluate(table: Table, expr: Expr, columns: Columns, xp: Any) -> Array:
     """Evaluate an expression over columns for every request: an array [n] (a constant is spread over them)."""
     key = ("evaluate", expr, id(xp))
@@ -204,6 +213,14 @@ class _Source:
         stores = [f"new[{name!r}] = {value}" for name, value in updates.items() if not name.startswith("=")]
         lines = [*loads, *self.emit.lines, "new = dict(c)", *stores]
         return "\n    ".join(["def step(c, a):", *lines, f"return new, {updates['=transition']}, {updates['=emitted']}"])
+
+    def rows_text(self) -> str:
+        """Give the function `choose(c, a) -> rows`."""
+        self.emit.variable("state")
+        rows = self._full(self.emit.choose(self._guards(), [Const(row.index) for row in self.rows]))
+        arguments = [arg.name for arg in self.plan.args] if self.plan else []
+        loads = self.emit.loads("c", self.table.column_names) + self.emit.loads("a", arguments)
+        return "\n    ".join(["def choose(c, a):", *loads, *self.emit.lines, f"return {rows}"])
 
     def _guards(self) -> list[str]:
         """Emit each row's guard, with its states where the event is handled in several."""

@@ -1,0 +1,386 @@
+"""The engine loop that simulator and executor share: queue, plan, launches, steps, pages, trace.
+
+A backend says what a launch gives (counts of accepted drafts, stop tokens) and what it costs; everything else about
+requests happens here, once. Time is the backend's: this file has no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from fsm_spec import life_cycle
+from fsm_spec.errors import UserError
+from fsm_spec.policy import QUEUE_SEEN, Plan, Policy, Pool, Waiting, fill_slots, plan, refuse_impossible
+from fsm_spec.step import choose, step
+from fsm_spec.table import END, NO_STOP, STOP, WAIT, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from fsm_spec.step import Columns, Step
+    from fsm_spec.trace import TraceWriter
+
+_FIRST_CAPACITY: Final = 64
+Args = dict[str, "NDArray[np.int32]"]
+
+
+class Group(NamedTuple):
+    """Name the requests of a launch that are in one state; `columns` are theirs, int32 [n], before the launch."""
+
+    state: str
+    requests: NDArray[np.int64]
+    columns: Columns
+
+
+class Chunk(NamedTuple):
+    """Describe a prefill chunk: tokens `start .. start + tokens - 1` of the request's text; `last` gives logits."""
+
+    request: int
+    start: int
+    tokens: int
+    last: bool
+
+
+class Launch(NamedTuple):
+    """Hold what one launch runs: a group for each state, and prefill chunks."""
+
+    groups: tuple[Group, ...]
+    chunks: tuple[Chunk, ...]
+
+
+class Backend(Protocol):
+    """Run launches; the simulator draws their outcomes, the executor computes them."""
+
+    def launch(self, launch: Launch) -> list[Args]:
+        """Run a launch; give, for each group, the counts that its operators found, by argument name, int32 [n]."""
+
+    def stops(self, event: str, requests: NDArray[np.int64], columns: Columns, rows: NDArray[np.int32], args: Args) -> NDArray[np.int32]:
+        """Give the tokens before the first stop token of each run about to be emitted by `rows`; NO_STOP if none."""
+
+    def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
+        """Follow a step: move carries, append emitted tokens, count."""
+
+    def resize(self, request: int, pages: int) -> None:
+        """Follow the pages a request owns; 0 releases all."""
+
+
+@dataclass
+class Iteration:
+    """Report one iteration: launches run, requests finished, preempted, admitted; emitted tokens by request."""
+
+    launches: int = 0
+    ran: int = 0
+    finished: list[int] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
+    admitted: list[int] = field(default_factory=list)
+    emitted: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def idle(self) -> bool:
+        """Tell whether nothing moved: with work left, that is a deadlock of the policy."""
+        return not (self.launches or self.finished or self.preempted or self.admitted)
+
+
+class Engine:
+    """Drive requests through a table under a policy and a pool; all methods act between rounds.
+
+    `planner` replaces the scheduler's decisions (replaying a recorded run); `steps` counts iterations.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        policy: Policy,
+        pool: Pool,
+        backend: Backend,
+        trace: TraceWriter | None = None,
+        planner: Callable[[Engine], Plan] | None = None,
+    ) -> None:
+        if table.contract is None:
+            raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+        self.table = table
+        self.policy = policy
+        self.pool = pool
+        self.backend = backend
+        self.trace = trace
+        self.planner = planner or Engine.decide
+        self.iterations = 0
+        self.columns: Columns = {name: np.zeros(_FIRST_CAPACITY, np.int32) for name in table.column_names}
+        self.pages = np.zeros(_FIRST_CAPACITY, np.int32)
+        self.requests = np.zeros(_FIRST_CAPACITY, np.int64)
+        self._free_slots = list(range(_FIRST_CAPACITY - 1, -1, -1))
+        # Slots of admitted requests, oldest request first.
+        self.live = np.zeros(0, np.int64)
+        self._slot_of: dict[int, int] = {}
+        # Preempted requests are older than all that never ran, as nobody overtakes.
+        self._returned: list[int] = []
+        self._fresh: deque[int] = deque()
+        self.waiting: dict[int, Waiting] = {}
+        self._next_request = 0
+
+    # Requests --------------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: int, limit: int) -> int:
+        """Queue a request of `prompt` tokens that may emit `limit`; give its number.
+
+        Raises PoolExhausted if the pool could never carry it, UserError for an empty prompt or a negative limit.
+        """
+        if prompt < 1:
+            raise UserError("the prompt is empty; give at least one token")
+        if limit < 0:
+            raise UserError(f"the limit of new tokens is {limit}; give 0 or more")
+        refuse_impossible(self.table, self.pool, prompt, limit)
+        request = self._next_request
+        self._next_request += 1
+        self.waiting[request] = Waiting(prompt, limit, 0)
+        self._fresh.append(request)
+        if self.trace:
+            self.trace.arrive(self.iterations, request, prompt, limit)
+        return request
+
+    def abort(self, request: int) -> None:
+        """End a request that nobody waits for any more, and release what it holds."""
+        if request in self.waiting:
+            self._apply(life_cycle.ABORT, np.array([self._place(request)]), {})
+        elif request in self._slot_of:
+            self._apply(life_cycle.ABORT, np.array([self._slot_of[request]]), {})
+        self._release_ended(Iteration())
+
+    def halt(self, request: int, at: int) -> None:
+        """End a live request at a stop string: `at` emitted tokens stay."""
+        if request in self._slot_of:
+            self._apply(life_cycle.HALT, np.array([self._slot_of[request]]), {"at": np.array([at], np.int32)})
+        self._release_ended(Iteration())
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether any request waits or lives."""
+        return bool(self.waiting) or len(self.live) > 0
+
+    @property
+    def used_pages(self) -> int:
+        """Count the pages that live requests own."""
+        return int(self.pages[self.live].sum())
+
+    def queue(self) -> list[int]:
+        """Give the head of the waiting queue, oldest first."""
+        return [*self._returned, *islice(self._fresh, QUEUE_SEEN)]
+
+    # One iteration ---------------------------------------------------------------------------------------------
+
+    def decide(self) -> Plan:
+        """Let the policy decide the next iteration."""
+        waiting = [self.waiting[request] for request in self.queue()]
+        return plan(self.table, self.policy, self.pool, self._gather(self.live), self.pages[self.live], waiting)
+
+    def iterate(self) -> Iteration:
+        """Run one iteration: one round of every request that runs, and the prefill chunks that ride along."""
+        decision = self.planner(self)
+        report = Iteration()
+        live = self.live
+        numbers = self.requests[live]
+        queue = self.queue()
+        admitted = queue[: len(decision.admit)]
+        self._record(decision, numbers, admitted)
+        chunks = [(int(live[index]), tokens) for index, tokens in decision.chunks]
+        running = live[decision.run]
+        if decision.preempt:
+            self._preempt(live[list(decision.preempt)], report)
+        stays = np.setdiff1d(np.arange(len(live)), decision.preempt)
+        self._take_pages(live[stays], decision.pages[stays])
+        for request, pages, tokens in zip(admitted, decision.admit, decision.admit_chunks, strict=True):
+            slot = self._admit(request, pages)
+            report.admitted.append(request)
+            if tokens:
+                chunks.append((slot, tokens))
+        self._run(running, chunks, report)
+        self._release_ended(report)
+        self.iterations += 1
+        return report
+
+    def _record(self, decision: Plan, numbers: NDArray[np.int64], admitted: list[int]) -> None:
+        if self.trace is None:
+            return
+        self.trace.plan(
+            self.iterations,
+            preempt=[int(numbers[index]) for index in decision.preempt],
+            pages=[[int(number), int(pages)] for number, pages in zip(numbers, decision.pages, strict=True)],
+            run=numbers[decision.run].tolist(),
+            chunks=[[int(numbers[index]), tokens] for index, tokens in decision.chunks],
+            admit=[list(entry) for entry in zip(admitted, decision.admit, decision.admit_chunks, strict=True)],
+            blocked=[int(numbers[index]) for index in decision.blocked],
+        )
+
+    def _preempt(self, slots: NDArray[np.int64], report: Iteration) -> None:
+        self._apply(life_cycle.PREEMPT, slots, {})
+        for slot in slots.tolist():
+            request = int(self.requests[slot])
+            values = {name: int(self.columns[name][slot]) for name in ("prompt", "limit", "emitted")}
+            self.waiting[request] = Waiting(**values)
+            self._returned.append(request)
+            report.preempted.append(request)
+            self._vacate(slot)
+        self._returned.sort()
+
+    def _take_pages(self, live: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
+        changed = np.flatnonzero(self.pages[live] != pages)
+        # Pages return before any are taken, so that the pool never runs over.
+        for index in sorted(changed.tolist(), key=lambda i: int(pages[i]) > int(self.pages[live[i]])):
+            slot = int(live[index])
+            self.pages[slot] = pages[index]
+            self.backend.resize(int(self.requests[slot]), int(pages[index]))
+
+    def _admit(self, request: int, pages: int) -> int:
+        slot = self._place(request)
+        self.pages[slot] = pages
+        if pages:
+            self.backend.resize(request, pages)
+        self._apply(life_cycle.ADMIT, np.array([slot]), {"hit": np.zeros(1, np.int32)})
+        return slot
+
+    def _run(self, running: NDArray[np.int64], chunks: list[tuple[int, int]], report: Iteration) -> None:
+        """Launch until every running request is back at a round state or at its end."""
+        report.ran = len(running)
+        while len(running) or chunks:
+            groups = self._groups(running)
+            # Chunks ride with the first launch that reads the weights anyway.
+            ride = not groups or any(self._has_rows(group.state) for group in groups)
+            riding = tuple(self._chunk(slot, tokens) for slot, tokens in chunks) if ride else ()
+            results = self.backend.launch(Launch(tuple(groups), riding))
+            report.launches += 1
+            for group, args in zip(groups, results, strict=True):
+                self._apply(group.state, self._slots(group.requests), args, report)
+            if ride:
+                for chunk in riding:
+                    self._prefilled(chunk, report)
+                chunks = []
+            state = self.columns["state"][running]
+            running = running[self._mid_round[state]]
+
+    def _prefilled(self, chunk: Chunk, report: Iteration) -> None:
+        slots = np.array([self._slot_of[chunk.request]])
+        if chunk.last:
+            self._apply(life_cycle.FIRST, slots, {}, report)
+        else:
+            self._apply(life_cycle.CHUNK, slots, {"n": np.array([chunk.tokens], np.int32)})
+
+    def _chunk(self, slot: int, tokens: int) -> Chunk:
+        start = int(self.columns["kv"][slot])
+        fill = fill_slots(self.table, int(self.columns["prompt"][slot]), int(self.columns["emitted"][slot]))
+        return Chunk(int(self.requests[slot]), start, tokens, start + tokens == fill)
+
+    def _groups(self, slots: NDArray[np.int64]) -> list[Group]:
+        state = self.columns["state"][slots]
+        groups = []
+        for code in np.unique(state).tolist():
+            members = slots[state == code]
+            groups.append(Group(self.table.states[code].name, self.requests[members], self._gather(members)))
+        return groups
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def _apply(self, event: str, slots: NDArray[np.int64], args: Args, report: Iteration | None = None) -> None:
+        """Step the requests in `slots` by one event, and let backend and trace follow."""
+        before = self._gather(slots)
+        requests = self.requests[slots]
+        if self.table.events[event].emits:
+            rows = choose(self.table, before, event, args, np)
+            args = {**args, STOP: self.backend.stops(event, requests, before, rows, args)}
+        done = step(self.table, before, event, args, np)
+        for name, values in done.columns.items():
+            self.columns[name][slots] = values
+        self.backend.settle(event, requests, before, done)
+        if report is not None:
+            for request, count in zip(requests.tolist(), done.emitted.tolist(), strict=True):
+                if count:
+                    report.emitted[request] = report.emitted.get(request, 0) + count
+        if self.trace is not None:
+            self._trace_steps(event, slots, args, done)
+
+    def _trace_steps(self, event: str, slots: NDArray[np.int64], args: Args, done: Step) -> None:
+        assert self.trace is not None
+        for index, slot in enumerate(slots.tolist()):
+            state = self.table.states[int(done.columns["state"][index])].name
+            self.trace.step(
+                self.iterations,
+                int(self.requests[slot]),
+                event,
+                {name: int(values[index]) for name, values in args.items()},
+                int(done.transition[index]),
+                {name: int(values[index]) for name, values in done.columns.items()},
+                0 if state in (END, WAIT) else int(self.pages[slot]),
+            )
+
+    def _release_ended(self, report: Iteration) -> None:
+        ended = self.live[self.columns["state"][self.live] == self.table.codes[END]]
+        for slot in ended.tolist():
+            report.finished.append(int(self.requests[slot]))
+            self._vacate(slot)
+
+    # Slots -----------------------------------------------------------------------------------------------------
+
+    def _place(self, request: int) -> int:
+        """Give a waiting request a slot, in the order of arrival."""
+        entry = self.waiting.pop(request)
+        if request in self._returned:
+            self._returned.remove(request)
+        elif self._fresh and self._fresh[0] == request:
+            self._fresh.popleft()
+        else:
+            self._fresh.remove(request)
+        if not self._free_slots:
+            self._grow()
+        slot = self._free_slots.pop()
+        values = self.table.new_request(entry.prompt, entry.limit) | {"emitted": entry.emitted}
+        for name, value in values.items():
+            self.columns[name][slot] = value
+        self.requests[slot] = request
+        self.pages[slot] = 0
+        self._slot_of[request] = slot
+        where = np.searchsorted(self.requests[self.live], request)
+        self.live = np.insert(self.live, where, slot)
+        return slot
+
+    def _vacate(self, slot: int) -> None:
+        request = int(self.requests[slot])
+        if self.pages[slot]:
+            self.backend.resize(request, 0)
+        self.pages[slot] = 0
+        self.live = self.live[self.live != slot]
+        del self._slot_of[request]
+        self._free_slots.append(slot)
+
+    def _grow(self) -> None:
+        size = len(self.pages)
+        self.columns = {name: np.concatenate([values, np.zeros(size, np.int32)]) for name, values in self.columns.items()}
+        self.pages = np.concatenate([self.pages, np.zeros(size, np.int32)])
+        self.requests = np.concatenate([self.requests, np.zeros(size, np.int64)])
+        self._free_slots = list(range(2 * size - 1, size - 1, -1))
+
+    def _gather(self, slots: NDArray[np.int64]) -> Columns:
+        return {name: values[slots] for name, values in self.columns.items()}
+
+    def _slots(self, requests: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.array([self._slot_of[request] for request in requests.tolist()], np.int64)
+
+    def _has_rows(self, state: str) -> bool:
+        forward = self.table.state(state).forward
+        return forward is not None and self.table.forwards[forward].rows > 0
+
+    @property
+    def _mid_round(self) -> NDArray[np.bool_]:
+        """Tell by state code whether a request there is inside a round."""
+        array: NDArray[np.bool_] = self.table.cached(
+            "mid_round", lambda: np.array([not s.round and not s.built_in for s in self.table.states], np.bool_)
+        )
+        return array
+
+
+__all__ = ["NO_STOP", "Args", "Backend", "Chunk", "Engine", "Group", "Iteration", "Launch"]

@@ -1,0 +1,170 @@
+"""Replay a trace against its spec: every step must be one that the table allows, with pages that the pool has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsm_spec.compile import compile_table
+from fsm_spec.errors import FsmSpecError, TraceDivergence, UnhandledEvent, UserError
+from fsm_spec.load import loads
+from fsm_spec.oracle import oracle
+from fsm_spec.policy import Policy, Pool, fill_slots
+from fsm_spec.trace import STEP_FIELDS, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from fsm_spec.table import Row, Table
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Summarise a trace that the table allows."""
+
+    spec: str
+    digest: str
+    source: str
+    requests: int
+    steps: int
+    ended: int
+    emitted: int
+
+
+def read_trace(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield line numbers and records of a trace file; raises UserError naming a broken line."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such trace file")
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}:{number}: this line is no JSON record ({error}); the trace is cut or damaged") from None
+            if not isinstance(record, dict):
+                raise UserError(f"{path}:{number}: a record is a JSON object, not {type(record).__name__}")
+            yield number, record
+
+
+def replay(path: Path) -> Replayed:
+    """Replay a trace file; raises TraceDivergence at the first step that its table does not allow."""
+    return replay_records(read_trace(path), str(path))
+
+
+def replay_records(records: Iterable[tuple[int, Mapping[str, Any]]], name: str = "<trace>") -> Replayed:
+    """Replay numbered records, header first; raises TraceDivergence or UserError."""
+    stream = iter(records)
+    number, head = next(stream, (0, {}))
+    if head.get("trace") != VERSION:
+        raise UserError(f"{name}: the first line is no trace header of version {VERSION}; is this a trace?")
+    try:
+        table, pool = table_of(head, name)
+        state = _Replay(table, pool, name)
+        for number, record in stream:
+            state.take(number, record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{name}:{number}: the record lacks or garbles {error}") from None
+    return state.result(str(head.get("source", "")))
+
+
+def table_of(head: Mapping[str, Any], name: str = "<trace>") -> tuple[Table, Pool]:
+    """Compile the spec in a trace's header; raises TraceDivergence if its digest is another."""
+    loaded = loads(head["spec"], name=f"{name}:1")
+    table = compile_table(loaded.spec, head["params"], line_of=lambda path: loaded.line_of(path)[0])
+    if table.digest != head["digest"]:
+        raise TraceDivergence(f"{name}:1: the header's spec compiles to digest {table.digest[:12]}, the trace was written under {head['digest'][:12]}")
+    Policy.model_validate(head["policy"])
+    return table, Pool(**head["pool"])
+
+
+class _Replay:
+    """Follow every request of a trace."""
+
+    def __init__(self, table: Table, pool: Pool, name: str) -> None:
+        self.table = table
+        self.pool = pool
+        self.name = name
+        self.columns: dict[int, dict[str, int]] = {}
+        self.pages: dict[int, int] = {}
+        self.steps = 0
+
+    def take(self, number: int, record: Mapping[str, Any]) -> None:
+        if "arrive" in record:
+            request = record["arrive"]
+            if request in self.columns:
+                raise TraceDivergence(f"{self.name}:{number}: request {request} arrives twice")
+            self.columns[request] = self.table.new_request(record["prompt"], record["limit"])
+        elif "plan" in record:
+            self._check_plan(number, record["plan"])
+        else:
+            self._step(number, record)
+
+    def _check_plan(self, number: int, decisions: Mapping[str, Any]) -> None:
+        """Hold the plan to the pool: distinct pages handed out never exceed it."""
+        for request in decisions["preempt"]:
+            self.pages[request] = 0
+        for request, pages in decisions["pages"]:
+            if request not in decisions["preempt"]:
+                self.pages[request] = pages
+        for request, pages, _ in decisions["admit"]:
+            self.pages[request] = pages
+        held = sum(self.pages.values())
+        if held > self.pool.pages:
+            raise TraceDivergence(f"{self.name}:{number}: the plan hands out {held} pages of a pool of {self.pool.pages}")
+
+    def _step(self, number: int, record: Mapping[str, Any]) -> None:
+        where = f"{self.name}:{number}"
+        _, request, event, args, transition, columns, pages = (record[field] for field in STEP_FIELDS)
+        if request not in self.columns:
+            raise TraceDivergence(f"{where}: request {request} steps before it arrives")
+        before = self.columns[request]
+        state = self.table.states[before["state"]].name
+        try:
+            outcome = oracle(self.table, before, event, args)
+        except (UnhandledEvent, KeyError) as error:
+            raise TraceDivergence(f"{where}: request {request}: {error}") from None
+        if outcome.transition != transition:
+            raise TraceDivergence(
+                f"{where}: request {request} in state {state} took transition {self._label(transition)}; "
+                f"the table takes {self._label(outcome.transition)} at {event}({_shown(args)})"
+            )
+        if outcome.columns != columns:
+            wrong = ", ".join(
+                f"{name} {columns.get(name)} (table: {value})" for name, value in outcome.columns.items() if columns.get(name) != value
+            )
+            raise TraceDivergence(f"{where}: request {request} after {self._label(transition)}: {wrong}")
+        self._check_slots(where, request, outcome.columns, pages)
+        self.columns[request] = outcome.columns
+        self.steps += 1
+
+    def _check_slots(self, where: str, request: int, columns: Mapping[str, int], pages: int) -> None:
+        state = self.table.states[columns["state"]]
+        if state.name == "wait" or state.name == self.table.eventually:
+            self.pages[request] = 0
+        if pages != self.pages.get(request, 0):
+            raise TraceDivergence(f"{where}: request {request} owns {pages} pages by the step, {self.pages.get(request, 0)} by the plan")
+        if state.round and columns["kv"] != fill_slots(self.table, columns["prompt"], columns["emitted"]):
+            raise TraceDivergence(f"{where}: request {request} breaks the contract {self.table.contract} in state {state.name}: kv is {columns['kv']}")
+        if pages and columns["kv"] > pages * self.pool.page_size:
+            raise TraceDivergence(f"{where}: request {request} holds {columns['kv']} slots in {pages} pages of {self.pool.page_size}")
+
+    def _label(self, transition: int) -> str:
+        if not 0 <= transition < 2 * len(self.table.rows):
+            return f"{transition} (unknown)"
+        row: Row = self.table.rows[transition // 2]
+        return f"{transition} ({self.table.label(transition)}, spec line {row.line})"
+
+    def result(self, source: str) -> Replayed:
+        end = self.table.codes["end"]
+        ended = sum(columns["state"] == end for columns in self.columns.values())
+        emitted = sum(columns["emitted"] for columns in self.columns.values())
+        return Replayed(self.table.name, self.table.digest, source, len(self.columns), self.steps, ended, emitted)
+
+
+def _shown(args: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in args.items())
+
+
+__all__ = ["FsmSpecError", "Replayed", "read_trace", "replay", "replay_records", "table_of"]

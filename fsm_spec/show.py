@@ -1,0 +1,198 @@
+"""A table as text for reading: states, row plans, block masks, transitions; diagrams are in `diagram.py`.
+
+The text is the same in a terminal and in a file; `styled` adds colour and changes no character.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from fsm_spec.diagram import arrow, effect, guard_text, label, pieces_text
+from fsm_spec.expression import Const, to_text
+from fsm_spec.plan import KINDS
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from fsm_spec.plan import ForwardPlan, OperatorPlan, SegmentPlan
+    from fsm_spec.table import Row, Table
+
+WIDTH: Final = 100
+# Masks beyond this say no more than the word beside them, and fill the screen.
+MASK_ROWS: Final = 16
+CONTRACTS: Final = {
+    "pending": "kv = prompt + emitted - 1 where a round starts: the newest token has no KV yet",
+    "full": "kv = prompt + emitted where a round starts",
+}
+PHASE_STYLES: Final = {"draft": "yellow", "verify": "green", "commit": "blue", "refresh": "magenta"}
+
+
+def text(table: Table) -> str:
+    """Describe a table for a reader, in lines of about 100 characters."""
+    parts = [_head(table), _states(table)]
+    parts += [_forward(table, plan) for plan in table.forwards.values()]
+    parts += [_transitions(table), _life_cycle(table), _check(table)]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def styled(table: Table) -> Text:
+    """Give the same text with headings, states and masks in colour."""
+    from rich.text import Text
+
+    result = Text(text(table), no_wrap=True)
+    result.highlight_regex(r"(?m)^\S.*$", "bold")
+    result.highlight_regex(r"[█░]+", "cyan")
+    result.highlight_regex(r"line \d+$|(?m)  line \d+", "dim")
+    for state in table.states:
+        style = PHASE_STYLES.get(state.phase, "dim")
+        result.highlight_regex(rf"(?m)(?<=^  ){state.name}\b|(?<=-> ){state.name}\b", style)
+    return result
+
+
+def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Align the cells of rows in columns, two spaces apart; empty columns disappear."""
+    used = [index for index in range(len(rows[0])) if any(row[index] for row in rows[1:])]
+    widths = {index: max(len(row[index]) for row in rows) for index in used}
+    return [indent + "  ".join(row[index].ljust(widths[index]) for index in used).rstrip() for row in rows]
+
+
+def _wrapped(name: str, value: str) -> list[str]:
+    lead = f"  {name:<11}"
+    return textwrap.wrap(value, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead))
+
+
+def _head(table: Table) -> list[str]:
+    spec = table.spec
+    lines = [f"{table.name}  table {table.digest[:12]}"]
+    lines += textwrap.wrap(spec.about, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    if spec.source:
+        lines += _wrapped("source", spec.source)
+    if spec.lossless:
+        lines += _wrapped("lossless", f"{spec.lossless.claim}: {spec.lossless.why}")
+    if table.contract:
+        lines += _wrapped("contract", f"{table.contract}: {CONTRACTS[table.contract]}")
+    for index, (name, param) in enumerate(spec.params.items()):
+        low, high = param.range
+        tiered = ", tiered" if param.tiered else ""
+        about = f": {param.about}" if param.about else ""
+        lines += _wrapped("" if index else "params", f"{name} = {table.params[name]} ({low} to {high}{tiered}){about}")
+    for index, condition in enumerate(spec.require):
+        lines += _wrapped("" if index else "require", to_text(condition))
+    for index, column in enumerate(table.columns):
+        about = spec.columns[column.name].about
+        value = f"{column.name} (0 to {column.max}, starts at {to_text(column.init)}){': ' + about if about else ''}"
+        lines += _wrapped("" if index else "columns", value)
+    for index, carry in enumerate(table.carry):
+        shape = " x ".join("vocabulary" if size is None else str(size) for size in carry.shape)
+        lines += _wrapped("" if index else "carry", f"{carry.name}: {shape} {carry.type}{'s' if carry.shape != (1,) else ''}")
+    return lines
+
+
+def _states(table: Table) -> list[str]:
+    rows = [["state", "phase", "", "forward", *KINDS, "peak", "advance"]]
+    for state in table.states:
+        if state.built_in:
+            continue
+        mark = "start" if state.start else "round" if state.round else ""
+        held = [to_text(state.holding[kind]) for kind in KINDS]
+        need = [f"kv + {state.peak}", str(state.advance)] if state.round else ["", ""]
+        rows.append([state.name, state.phase, mark, state.forward or "", *held, *need])
+    title = "states: KV slots held while the forward runs, slots a round may need (peak), tokens kept at most (advance)"
+    return [title, *columns(rows)]
+
+
+def _forward(table: Table, plan: ForwardPlan) -> list[str]:
+    about = table.spec.forwards[plan.name].about
+    shape = f"{plan.attention}, {plan.rows} row{'s' if plan.rows != 1 else ''}" if plan.rows else "no rows"
+    lines = [f"forward {plan.name}: {shape}{' - ' + about if about else ''}"]
+    if plan.segments:
+        rows = [["rows", "segment", "source", "count", "position", "slot", "weights", "logits", "KV"]]
+        rows += [_segment(segment, table) for segment in plan.segments]
+        lines += columns(rows)
+    lines += [f"  {_operator(operator, table)}" for operator in plan.operators]
+    return lines + _mask(plan)
+
+
+def _segment(segment: SegmentPlan, table: Table) -> list[str]:
+    last = segment.first + segment.max_count - 1
+    span = str(segment.first) if last == segment.first else f"{segment.first}..{last}"
+    return [
+        span,
+        segment.name,
+        pieces_text([segment.source], table),
+        "" if segment.count == Const(segment.max_count) else to_text(segment.count),
+        to_text(segment.at),
+        "" if segment.slot == segment.at else to_text(segment.slot),
+        "adapter" if segment.adapter else "base",
+        segment.logits,
+        segment.kv,
+    ]
+
+
+def _operator(operator: OperatorPlan, table: Table) -> str:
+    outputs = ", ".join(operator.out)
+    if operator.op == "lookup":
+        words = f"at most {operator.size} tokens after the newest {operator.shortest} to {operator.longest} in the text"
+        return f"lookup: {words} -> {outputs}"
+    rows = ", ".join(operator.rows)
+    if operator.op == "accept":
+        drafts = pieces_text([operator.drafts], table) if operator.drafts else ""
+        law = f" with law {operator.q}" if operator.q else ""
+        return f"accept by {operator.rule}: drafts {drafts}{law} judged by {rows} -> {outputs}"
+    whose = "draft" if operator.draft else "target"
+    how = "the most likely token" if operator.rule == "argmax" else "a draw"
+    return f"sample {rows}: {how} of the {whose} law -> {outputs}"
+
+
+def _mask(plan: ForwardPlan) -> list[str]:
+    if not 1 < plan.rows <= MASK_ROWS:
+        return []
+    names = [segment.name if row == 0 else "" for segment in plan.segments for row in range(segment.max_count)]
+    width = max(map(len, names))
+    lines = ["  block mask: a row sees all committed KV, and the filled rows of its block"]
+    for name, row in zip(names, plan.mask, strict=True):
+        lines.append(f"    {name:<{width}} " + "".join("██" if seen else "░░" for seen in row))
+    return lines
+
+
+def _transitions(table: Table) -> list[str]:
+    rows = [["from", "on", "when", "to", "effect", ""]]
+    for row in table.rows:
+        if not row.built_in:
+            for source in row.sources:
+                on = "" if row.event == source else row.event
+                rows.append([source, on, guard_text(row), arrow(row), "; ".join(effect(row, table)), f"line {row.line}"])
+    lines = ["transitions: on completion of the state's forward unless `on` names an event", *columns(rows)]
+    ranges = []
+    for event in table.events.values():
+        if event.args and any(not row.built_in for row in table.rows_of(event.name)):
+            given = ", ".join(f"{arg.name} in {to_text(arg.low)}..{to_text(arg.high)}" for arg in event.args)
+            ranges.append(f"  {event.name} gives {given}")
+    return lines + ranges
+
+
+def _life_cycle(table: Table) -> list[str]:
+    built_in = [row for row in table.rows if row.built_in]
+    if not built_in:
+        return []
+    rows = [["from", "on", "when", "to", "effect"]]
+    for row in built_in:
+        rows.append([_sources(row, table), label(row, table), guard_text(row), arrow(row), "; ".join(effect(row, table))])
+    title = "life cycle, built in: an emitted run is cut at the first stop token and at the limit, and ends the request there"
+    fill = f"  fill = {to_text(table.fill)}: the slots that prefill writes" if table.fill is not None else ""
+    return [title, *columns(rows), fill]
+
+
+def _sources(row: Row, table: Table) -> str:
+    live = [state.name for state in table.states if state.name in row.sources]
+    return "|".join(live)
+
+
+def _check(table: Table) -> list[str]:
+    lines = []
+    for condition in ("always", "sometimes"):
+        for sentence, value in getattr(table, condition).items():
+            lines.append(f"  {condition:<11}{sentence}: {to_text(value)}")
+    return ["check", *lines, f"  {'eventually':<11}every request reaches {table.eventually}"]
