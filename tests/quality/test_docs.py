@@ -21,6 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from fsm_spec.table import BUILT_IN_COLUMNS
+from fsm_spec.trace import STEP_FIELDS
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")] if path.exists()
@@ -182,6 +185,14 @@ def test_glossary_is_in_order() -> None:
     plain = [word.replace("`", "").casefold() for word in words]
     assert sorted(set(plain)) == plain
     assert len(plain) > 50
+
+
+@pytest.mark.parametrize(("kind", "words"), [("column", BUILT_IN_COLUMNS), ("trace field", STEP_FIELDS)])
+def test_glossary_explains_columns_and_trace_fields(kind: str, words: tuple[str, ...]) -> None:
+    """A column or trace field under another name than the glossary's is two words for one thing."""
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^\*\*`(.+?)`\*\* \((.+)\)$", text, re.MULTILINE)
+    assert sorted(words) == sorted(word for word, kinds in entries if kind in kinds.split("; "))
 
 
 PAGE = """Text with `$ fsm-spec no` in it.

@@ -63,8 +63,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = environment / "bin" / "python"
     install = ["install", "--no-deps", "--no-index", "--quiet", str(wheel)]
     run([sys.executable, "-m", "pip", "--python", str(python), *install], elsewhere)
-    # A folder named in a .pth file comes last on the path, and .pth files inside it are not read: the editable
-    # installation of this environment stays invisible.
+    # A folder named in a .pth file comes last on the path, and .pth files inside it are not read: this
+    # environment's editable installation stays invisible.
     (site,) = (environment / "lib").glob("python*/site-packages")
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     return environment / "bin"
