@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+# Built and installed once, not by each worker.
+pytestmark = pytest.mark.xdist_group("wheel")
+
 # Runs in another folder than the project's, or the project's folder would be imported instead.
 LOCATE = "import fsm_spec, fsm_spec.{layer} as layer; print(fsm_spec.__file__); print(layer.__file__)"
 
