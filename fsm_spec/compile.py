@@ -12,6 +12,7 @@ from fsm_spec import expression, life_cycle
 from fsm_spec.domain import arg_bounds, assignments, column_bounds
 from fsm_spec.errors import SpecError, UserError
 from fsm_spec.expression import Const, Expr, Name, evaluate, interval, to_text
+from fsm_spec.operators import OPERATORS
 from fsm_spec.linear import bounds, difference, simplify
 from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, SegmentPlan
@@ -169,26 +170,22 @@ class _Compiler:
         return Piece(piece.name, start, stop)
 
     def _output_lengths(self, plan: ForwardPlan) -> dict[str, int]:
-        lengths: dict[str, int] = {}
-        for op in plan.operators:
-            if op.op == "lookup":
-                lengths[op.out[0]] = op.size
-            elif op.op == "accept":
-                lengths[op.out[1]] = 1
-            else:
-                lengths |= dict.fromkeys(op.out, sum(plan.segment(name).max_count for name in op.rows))
-        return lengths
+        """Give the greatest length of every tokens or law output of a forward."""
+        return {
+            name: bounds(output.most(op, plan), self.bounds)[1]
+            for op in plan.operators
+            for name, output in zip(op.out, OPERATORS[op.key].outputs, strict=False)
+            if output.kind != "count"
+        }
 
     def _args(self, plan: ForwardPlan) -> tuple[ArgPlan, ...]:
         """List the counts that operators give, with their ranges, as arguments of the completion."""
-        args = []
-        for op in plan.operators:
-            if op.op == "lookup":
-                args.append(ArgPlan(op.out[1], Const(0), Const(op.size)))
-            elif op.op == "accept":
-                live = expression.total(plan.segment(name).count for name in op.rows)
-                args.append(ArgPlan(op.out[0], Const(0), simplify(expression.subtract(live, Const(1)))))
-        return tuple(args)
+        return tuple(
+            ArgPlan(name, Const(0), output.most(op, plan))
+            for op in plan.operators
+            for name, output in zip(op.out, OPERATORS[op.key].outputs, strict=False)
+            if output.kind == "count"
+        )
 
     # The machine -----------------------------------------------------------------------------------------------
 

@@ -80,7 +80,18 @@ class Iteration:
     finished: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     admitted: list[int] = field(default_factory=list)
-    emitted: dict[int, int] = field(default_factory=dict)
+    # Requests and their emitted counts, one pair of arrays a step.
+    runs: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = field(default_factory=list)
+
+    @property
+    def emitted(self) -> dict[int, int]:
+        """Count the tokens emitted in this iteration, by request."""
+        totals: dict[int, int] = {}
+        for requests, counts in self.runs:
+            for request, count in zip(requests.tolist(), counts.tolist(), strict=True):
+                if count:
+                    totals[request] = totals.get(request, 0) + count
+        return totals
 
     @property
     def idle(self) -> bool:
@@ -193,8 +204,9 @@ class Engine:
         running = live[decision.run]
         if decision.preempt:
             self._preempt(live[list(decision.preempt)], report)
-        stays = np.setdiff1d(np.arange(len(live)), decision.preempt)
-        self._take_pages(live[stays], decision.pages[stays])
+            self._take_pages(np.delete(live, decision.preempt), np.delete(decision.pages, decision.preempt))
+        else:
+            self._take_pages(live, decision.pages)
         for request, pages, tokens in zip(admitted, decision.admit, decision.admit_chunks, strict=True):
             slot = self._admit(request, pages)
             report.admitted.append(request)
@@ -230,9 +242,12 @@ class Engine:
         self._returned.sort()
 
     def _take_pages(self, live: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
-        changed = np.flatnonzero(self.pages[live] != pages)
+        owned = self.pages[live]
+        if not (owned != pages).any():
+            return
+        changed = np.flatnonzero(owned != pages).tolist()
         # Pages return before any are taken, so that the pool never runs over.
-        for index in sorted(changed.tolist(), key=lambda i: int(pages[i]) > int(self.pages[live[i]])):
+        for index in sorted(changed, key=lambda i: bool(pages[i] > owned[i])):
             slot = int(live[index])
             self.pages[slot] = pages[index]
             self.backend.resize(int(self.requests[slot]), int(pages[index]))
@@ -249,14 +264,15 @@ class Engine:
         """Launch until every running request is back at a round state or at its end."""
         report.ran = len(running)
         while len(running) or chunks:
-            groups = self._groups(running)
+            members = self._by_state(running)
+            groups = [Group(self.table.states[code].name, self.requests[slots], self._gather(slots)) for code, slots in members]
             # Chunks ride with the first launch that reads the weights anyway.
             ride = not groups or any(self._has_rows(group.state) for group in groups)
             riding = tuple(self._chunk(slot, tokens) for slot, tokens in chunks) if ride else ()
             results = self.backend.launch(Launch(tuple(groups), riding))
             report.launches += 1
-            for group, args in zip(groups, results, strict=True):
-                self._apply(group.state, self._slots(group.requests), args, report)
+            for (_, slots), group, args in zip(members, groups, results, strict=True):
+                self._apply(group.state, slots, args, report)
             if ride:
                 for chunk in riding:
                     self._prefilled(chunk, report)
@@ -276,13 +292,14 @@ class Engine:
         fill = fill_slots(self.table, int(self.columns["prompt"][slot]), int(self.columns["emitted"][slot]))
         return Chunk(int(self.requests[slot]), start, tokens, start + tokens == fill)
 
-    def _groups(self, slots: NDArray[np.int64]) -> list[Group]:
+    def _by_state(self, slots: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+        """Part slots by their state, in the order of state codes."""
         state = self.columns["state"][slots]
-        groups = []
-        for code in np.unique(state).tolist():
-            members = slots[state == code]
-            groups.append(Group(self.table.states[code].name, self.requests[members], self._gather(members)))
-        return groups
+        counts = np.bincount(state, minlength=1)
+        codes = np.flatnonzero(counts).tolist()
+        if len(codes) == 1:
+            return [(codes[0], slots)]
+        return [(code, slots[state == code]) for code in codes]
 
     # Steps -----------------------------------------------------------------------------------------------------
 
@@ -290,17 +307,16 @@ class Engine:
         """Step the requests in `slots` by one event, and let backend and trace follow."""
         before = self._gather(slots)
         requests = self.requests[slots]
-        if self.table.events[event].emits:
+        event_plan = self.table.events[event]
+        if event_plan.emits:
             rows = choose(self.table, before, event, args, np)
             args = {**args, STOP: self.backend.stops(event, requests, before, rows, args)}
         done = step(self.table, before, event, args, np)
         for name, values in done.columns.items():
             self.columns[name][slots] = values
         self.backend.settle(event, requests, before, done)
-        if report is not None:
-            for request, count in zip(requests.tolist(), done.emitted.tolist(), strict=True):
-                if count:
-                    report.emitted[request] = report.emitted.get(request, 0) + count
+        if report is not None and event_plan.emits:
+            report.runs.append((requests, done.emitted))
         if self.trace is not None:
             self._trace_steps(event, slots, args, done)
 
@@ -366,9 +382,6 @@ class Engine:
 
     def _gather(self, slots: NDArray[np.int64]) -> Columns:
         return {name: values[slots] for name, values in self.columns.items()}
-
-    def _slots(self, requests: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.array([self._slot_of[request] for request in requests.tolist()], np.int64)
 
     def _has_rows(self, state: str) -> bool:
         forward = self.table.state(state).forward
