@@ -1,0 +1,217 @@
+"""Scope: what each name of a spec stands for, which names were read, and which words are in doubt.
+
+The rules ask here whether a name is known where it stands; a name that is not known is reported once, and what it
+may have meant counts as mentioned, so that nothing is reported that only follows from a slip of the pen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from fsm_spec import expression
+from fsm_spec.expression import Const, Expr, Name, evaluate, to_text
+from fsm_spec.findings import Path, closest, nearest, quoted
+from fsm_spec.linear import difference
+from fsm_spec.piece import Piece
+from fsm_spec.spec import Accept, Forward, Lookup, Operation, Segment, Spec, Transition
+
+Violation = tuple[Path, str]
+Kind = Literal["token", "law", "count"]
+
+# Columns that the life cycle, emit and keep move; a spec reads them.
+BUILT_IN_COLUMNS: Final = ("prompt", "limit", "emitted", "kv")
+PENDING: Final = "pending"
+# Names with a meaning of their own wherever a name may stand.
+RESERVED: Final = frozenset(
+    {"state", *BUILT_IN_COLUMNS, "stop", PENDING, "mask", "noise", "text", "vocab"}
+    | {"and", "or", "not", "true", "false", "min", "max", "ceil"}
+)
+LIFE_CYCLE_STATES: Final = ("wait", "prefill", "end")
+# A state's completion is an event of its name, so no state may be called like an event of the life cycle.
+LIFE_CYCLE_EVENTS: Final = ("admit", "chunk", "first", "preempt", "abort", "halt", "finish")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Say what a carry or an operator's result is; `length` counts its tokens or rows (None: not known here)."""
+
+    kind: Kind
+    length: Expr | None = None
+
+
+@dataclass
+class Scope:
+    """Hold a spec's names by meaning; `used` collects reads, `doubt` words that a faulty part may have meant."""
+
+    spec: Spec
+    doubt: set[str] = field(default_factory=set)
+    used: set[tuple[str, ...]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.columns = {*spec.columns, *BUILT_IN_COLUMNS}
+        self.carries = {name: Value(carry.type, first_size(carry.shape)) for name, carry in spec.carry.items()}
+        if spec.contract is not None:
+            self.carries[PENDING] = Value("token", Const(1))
+        # A spec that claims nothing about its tokens may emit what no verifier saw.
+        self.claims = spec.lossless is not None and spec.lossless.claim != "no"
+        self.results = {name: self._results(forward) for name, forward in spec.forwards.items()}
+
+    def _results(self, forward: Forward) -> dict[str, Value]:
+        results: dict[str, Value] = {}
+        for op in forward.ops:
+            for name, value in self.outputs(op, forward).items():
+                results.setdefault(name, value)
+        return results
+
+    def outputs(self, op: Operation, forward: Forward) -> dict[str, Value]:
+        """Give the results of an operator by name."""
+        if isinstance(op, Lookup):
+            return {op.out[0]: Value("token", op.size), op.out[1]: Value("count")}
+        if isinstance(op, Accept):
+            return {op.out[0]: Value("count"), op.out[1]: Value("token", Const(1))}
+        length = self.row_count(forward, op.rows)
+        return dict(zip(listed(op.out), (Value("token", length), Value("law", length)), strict=False))
+
+    def row_count(self, forward: Forward, rows: str | list[str]) -> Expr | None:
+        """Count the rows of segments; None if one of them is not known."""
+        segments = [segment_of(forward, name) for name in listed(rows)]
+        known = [segment.count for segment in segments if segment is not None]
+        return expression.total(known) if len(known) == len(segments) else None
+
+    # Reading names --------------------------------------------------------------------------------------------
+
+    def unknown(self, word: str, what: str, candidates: Iterable[str], path: Path) -> Iterator[Violation]:
+        """Report a word that no candidate equals, unless a faulty part may have declared it."""
+        if word in self.doubt:
+            return
+        known = list(candidates)
+        meant = closest(word, known)
+        self.doubt.update([word], known if meant is None else [meant])
+        yield path, f"{what} {quoted(word)} is not declared{nearest(word, known)}"
+
+    def numbers(self, expr: Expr, path: Path, place: Place) -> Iterator[Violation]:
+        """Check the names an expression reads, and its divisors."""
+        for name in dict.fromkeys(expression.names(expr)):
+            yield from self._number(name, path, place)
+        for divisor in dict.fromkeys(expression.divisors(expr)):
+            yield from self._divisor(divisor, path)
+
+    def _number(self, name: str, path: Path, place: Place) -> Iterator[Violation]:
+        if name in self.spec.params:
+            self.used.add(("params", name))
+        elif name in place.numbers:
+            self.used.add((*place.numbers[name], name))
+        elif name in place.others:
+            yield path, f"{quoted(name)} is {place.others[name]}, which may not be read here; {place.rule}"
+        else:
+            yield from self.unknown(name, "the name", [*self.spec.params, *place.numbers], path)
+
+    def _divisor(self, divisor: Expr, path: Path) -> Iterator[Violation]:
+        names = set(expression.names(divisor))
+        if names <= set(self.spec.params):
+            bounds = {name: param.range for name, param in self.spec.params.items()}
+            if not any(expression.divisors(divisor)) and expression.interval(divisor, bounds)[0] >= 1:
+                return
+        if not names & self.doubt:
+            yield path, f"the divisor {to_text(divisor)} may be 0, negative or a column; divide by a constant or a parameter of 1 or more"
+
+    def place(self, *, columns: bool = True, results: Mapping[str, Value] | None = None, forward: str = "", **more: tuple[str, ...]) -> Place:
+        """Describe a place where numbers are read: parameters always, columns and counts as given."""
+        numbers: dict[str, tuple[str, ...]] = dict(more)
+        others = {name: "a carry" for name in self.carries} | {name: "no number" for name in ("mask", "noise", "text", "vocab")}
+        for name in self.columns:
+            if columns:
+                numbers[name] = ("columns",)
+            else:
+                others[name] = "a column"
+        for name in {name for known in self.results.values() for name in known} - set(numbers):
+            others.setdefault(name, "an operator's result")
+        for name, value in (results or {}).items():
+            others.pop(name, None)
+            if value.kind == "count":
+                numbers[name] = ("results", forward)
+            else:
+                others[name] = "tokens" if value.kind == "token" else "a law"
+        allowed = ["parameters", *(["columns"] if columns else []), *(["counts of the state's own forward"] if results is not None else [])]
+        return Place(numbers, others, f"allowed are {' and '.join([', '.join(allowed[:-1]), allowed[-1]] if len(allowed) > 1 else allowed)}")
+
+    def piece(self, piece: Piece, path: Path, values: Mapping[str, Value], forward: str, place: Place, wanted: Kind) -> Iterator[Violation]:
+        """Check a piece that is read as tokens or as a law: its name, its kind, the names in its bounds."""
+        for edge in (piece.start, piece.stop):
+            if edge is not None:
+                yield from self.numbers(edge, path, place)
+        value = values.get(piece.name)
+        if value is None:
+            if piece.name in self.spec.params or piece.name in self.columns:
+                yield path, f"{quoted(piece.name)} is a number; a carry or an operator's tokens stand here"
+            elif piece.name in ("mask", "noise", "text"):
+                yield path, f"{quoted(piece.name)} may not stand here; a carry or an operator's result does"
+            else:
+                yield from self.unknown(piece.name, "the carry or result", values, path)
+            return
+        self.used.add(("carry", piece.name) if piece.name in self.carries else ("results", forward, piece.name))
+        if value.kind != wanted:
+            kinds = {"token": "tokens", "law": "a law", "count": "a count"}
+            yield path, f"{quoted(piece.name)} is {kinds[value.kind]} where {kinds[wanted]} {'are' if wanted == 'token' else 'is'} needed"
+
+    # Lengths --------------------------------------------------------------------------------------------------
+
+    def off_by(self, left: Expr, right: Expr) -> tuple[int, str] | None:
+        """Tell by how much two lengths differ for the default or the checker's parameters; None: equal or unknown."""
+        gap = difference(left, right)
+        if not set(expression.names(gap)) <= set(self.spec.params) or any(True for _ in expression.divisors(gap)):
+            return None
+        for values in self.settings():
+            value = evaluate(gap, values)
+            if value:
+                return value, shown(gap, values)
+        return None
+
+    def settings(self) -> list[dict[str, int]]:
+        """Give the default and the checker's values of the parameters."""
+        params = self.spec.params.items()
+        return [{name: param.default for name, param in params}, {name: param.check for name, param in params}]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Say which numbers may be read at a place (with what they are), what else has a name, and the rule."""
+
+    numbers: Mapping[str, tuple[str, ...]]
+    others: Mapping[str, str]
+    rule: str
+
+
+def shown(expr: Expr, values: Mapping[str, int]) -> str:
+    """Print the values that an expression reads: ` with n = 4`."""
+    read = [f"{name} = {values[name]}" for name in dict.fromkeys(expression.names(expr))]
+    return f" with {', '.join(read)}" if read else ""
+
+
+def listed(value: str | list[str]) -> list[str]:
+    """Give a name or a list of names as a list."""
+    return [value] if isinstance(value, str) else value
+
+
+def first_size(shape: list[Expr | Literal["vocab"]]) -> Expr | None:
+    """Give the first size of a shape; None where it is the vocabulary or missing."""
+    return None if not shape or shape[0] in ("vocab", Name("vocab")) else shape[0]  # type: ignore[return-value]
+
+
+def segment_of(forward: Forward, name: str) -> Segment | None:
+    """Find a segment by name."""
+    return next((segment for segment in forward.rows if segment.name == name), None)
+
+
+def forward_of(spec: Spec, state: str) -> str | None:
+    """Give the name of the forward that a state runs, if both exist."""
+    plan = spec.states.get(state)
+    return plan.forward if plan is not None and plan.forward in spec.forwards else None
+
+
+def sources_of(transition: Transition) -> list[str]:
+    """List the states that a transition leaves."""
+    return listed(transition.from_)
