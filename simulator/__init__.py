@@ -1,0 +1,1 @@
+"""The simulator: workload, acceptance, cost, memory, results and report of a decode algorithm's table."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from fsm_spec.simulator import draws
 from numpy.typing import ArrayLike, NDArray
 
 from fsm_spec.errors import UserError
-from fsm_spec.simulator import draws
 
 FORMS = "0.8,0.7,0.6, unconditional:0.8,0.56,0.3 or geometric:0.7"
 
@@ -27,7 +27,7 @@ class Acceptance:
     seed: int = 0
 
     def check(self, drafts: int) -> None:
-        """Raise UserError, with both numbers, if a list of rates does not have one entry for each of `drafts`."""
+        """Raise UserError, with both numbers, if a list has not one rate for each of `drafts`."""
         if self.geometric or len(self.rates) == drafts:
             return
         given = f"--accept gives {len(self.rates)} rate{'' if len(self.rates) == 1 else 's'}"
@@ -43,8 +43,8 @@ class Acceptance:
         return self.rates * drafts if self.geometric else self.rates[:drafts]
 
     def survival(self, drafts: int) -> NDArray[np.float64]:
-        """Return the chance that position i and all before it are accepted: what vLLM's metrics print, [drafts]."""
-        return np.cumprod(np.asarray(self.conditional(drafts), dtype=np.float64))
+        """Return the chance that draft i and all before it are accepted, [drafts] (vLLM's metrics)."""
+        return np.cumprod(np.asarray(self.conditional(drafts), dtype=np.float64), dtype=np.float64)
 
     def expected(self, drafts: int) -> float:
         """Return the mean number of accepted drafts of one round: the sum of the survival chances."""
@@ -62,7 +62,7 @@ class Acceptance:
         # Survival falls, so counting the entries above the number is a search from the right.
         ascending = self.survival(widest)[::-1]
         count = len(ascending) - np.searchsorted(ascending, numbers, side="right")
-        return np.minimum(count, live).astype(np.int64)
+        return np.asarray(np.minimum(count, live), dtype=np.int64)
 
     def describe(self) -> str:
         """Return the option that gives this acceptance."""
@@ -81,7 +81,9 @@ def parse_accept(text: str, seed: int = 0) -> Acceptance:
     if form == "geometric":
         rates = _rates(rest, text)
         if len(rates) != 1:
-            raise UserError(f'--accept "{text}": geometric takes one rate, not {len(rates)}; write geometric:{rates[0]:g}')
+            raise UserError(
+                f'--accept "{text}": geometric takes one rate, not {len(rates)}; write geometric:{rates[0]:g}'
+            )
         return Acceptance(rates, geometric=True, seed=seed)
     if form == "unconditional":
         return Acceptance(_conditional(_rates(rest, text), text), seed=seed)
@@ -95,9 +97,13 @@ def _rates(words: str, text: str) -> tuple[float, ...]:
         try:
             rate = float(word)
         except ValueError:
-            raise UserError(f'--accept "{text}": "{word.strip()}" at position {i + 1} is no number; write {FORMS}') from None
+            raise UserError(
+                f'--accept "{text}": "{word.strip()}" at position {i + 1} is no number; write {FORMS}'
+            ) from None
         if not 0 <= rate <= 1:
-            raise UserError(f'--accept "{text}": {word.strip()} at position {i + 1} lies outside 0 to 1; give chances')
+            raise UserError(
+                f'--accept "{text}": {word.strip()} at position {i + 1} lies outside 0 to 1; give chances'
+            )
         rates.append(rate)
     return tuple(rates)
 
@@ -109,7 +115,8 @@ def _conditional(survival: Sequence[float], text: str) -> tuple[float, ...]:
     for i, chance in enumerate(survival):
         if chance > before:
             raise UserError(
-                f'--accept "{text}": {chance:g} at position {i + 1} rises above {before:g}; unconditional rates cannot'
+                f'--accept "{text}": {chance:g} at position {i + 1} rises above {before:g};'
+                f" unconditional rates cannot"
                 " rise, so give conditional ones without the word"
             )
         rates.append(chance / before if before > 0 else 0.0)

@@ -1,4 +1,4 @@
-"""Roofline cost of one launch: the parts of a forward, each bound by compute, by bandwidth or by its shortest kernel.
+"""Roofline cost of one launch: parts bound by compute, by bandwidth or by their shortest kernel.
 
 A launch is all requests that share one forward of one model; its `Work` is counted from row plans.
 Time is integer nanoseconds, and no launch is faster than the bare peaks allow (`ceiling_ns`).
@@ -11,16 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fsm_spec.errors import UserError
 from fsm_spec.simulator.hardware import Efficiency, Hardware
 from fsm_spec.simulator.model import KV_BYTES, WEIGHT_BYTES, ModelShape, dtype_name
 
+from fsm_spec.errors import UserError
+
 KERNEL_NS = 2_000  # the smallest kernel takes 1.7 to 2.5 us (aiconfigurator-core 0.12.0 kernel times)
-SMALL_KERNELS_A_LAYER = 6  # two norms, rotary embedding, KV write, combining split attention, gated activation
+SMALL_KERNELS_A_LAYER = (
+    6  # two norms, rotary embedding, KV write, combining split attention, gated activation
+)
 SAMPLER_NS = 25_000  # sampler of one sequence, 128,256 words (LLMServingSim tables, RTX 4090)
-SAMPLER_PASSES = 2.4  # passes over float32 logits: 311 us at 256 sequences against 130 us for one pass (same tables)
+SAMPLER_PASSES = (
+    2.4  # passes over float32 logits: 311 us at 256 sequences against 130 us for one pass (same tables)
+)
 ALL_REDUCE_NS = 10_000  # AIConfigurator's point-to-point latency
-KV_REFERENCE_BYTES = 4_096  # the attention curves count tokens of 8 KV heads x 128 x bf16, keys and values, in one layer
+KV_REFERENCE_BYTES = (
+    4_096  # the attention curves count tokens of 8 KV heads x 128 x bf16, keys and values, in one layer
+)
 NS = 1e9
 
 
@@ -33,7 +40,7 @@ class Work:
     logits_rows: int = 0
     adapter_rows: int = 0
     context_tokens: int = 0
-    """Committed prefix tokens read from the KV cache, summed over requests: each request reads its own once."""
+    """Committed prefix tokens read from the KV cache: each request reads its own once."""
     attention_pairs: int = 0
     """Keys seen, summed over rows: prefix, and the rows of the block that the mask shows."""
     sampled_rows: int = 0
@@ -56,8 +63,9 @@ class Host:
     """Describe the CPU's share of a step; overlapped, it hides behind the device, serial, it adds to it.
 
     `step_ns`: overlapping saves about 12 % of an 8B model's 6.5 ms forward on H100 (DreamShift reports).
-    `sequence_ns`: 4.4 us a request (BLIS's fitted step model). `replay_ns`: a CUDA graph replay that hits costs 10 to
-    50 us and is paid before every launch. An unoptimised engine takes 1.5 to 7 ms a step (inference-sim #482).
+    `sequence_ns`: 4.4 us a request (BLIS's fitted step model). `replay_ns`: a CUDA graph replay that hits
+    costs 10 to 50 us and is paid before every launch. An unoptimised engine takes 1.5 to 7 ms a step
+    (inference-sim #482).
     """
 
     step_ns: int = 800_000
@@ -112,7 +120,8 @@ class CostModel:
     """Price launches of `model` on `tensor_parallel` accelerators of one node.
 
     `dtype` is the format of the blocks' weights: bf16, fp8 (compute in fp8 too) or int4 (compute in bf16).
-    The output head and the adapter stay in 16 bits. `efficiency` defaults to the accelerator's measured curves.
+    The output head and the adapter stay in 16 bits. `efficiency` defaults to the accelerator's measured
+    curves.
     """
 
     model: ModelShape
@@ -131,11 +140,14 @@ class CostModel:
         set_(self, "dtype", dtype_name(self.dtype, formats))
         set_(self, "kv_dtype", dtype_name(self.kv_dtype, KV_BYTES, "--kv-dtype"))
         if self.dtype == "fp8" and self.hardware.fp8_tflops is None:
-            raise UserError(f"{self.hardware.name} has no fp8 units; take --dtype bf16 or int4, or other hardware")
+            raise UserError(
+                f"{self.hardware.name} has no fp8 units; take --dtype bf16 or int4, or other hardware"
+            )
         heads = self.model.num_attention_heads
         if self.tensor_parallel < 1 or heads % self.tensor_parallel:
             raise UserError(
-                f"--tensor-parallel {self.tensor_parallel} does not divide the {heads} attention heads of {self.model.name};"
+                f"--tensor-parallel {self.tensor_parallel} does not divide the {heads} attention"
+                f" heads of {self.model.name};"
                 " give a divisor"
             )
         if self.adapter_rank < 0:
@@ -213,7 +225,9 @@ class CostModel:
             self._activations(work.rows),
         ]
         if self.adapter_rank and work.adapter_rows:
-            parts.append(self._gemm("adapter", model.adapter_parameters(self.adapter_rank), work.adapter_rows, 2.0))
+            parts.append(
+                self._gemm("adapter", model.adapter_parameters(self.adapter_rank), work.adapter_rows, 2.0)
+            )
         if work.logits_rows:
             parts.append(self._gemm("head", model.head_parameters, work.logits_rows, 2.0))
         if work.sampled_rows:
@@ -231,7 +245,7 @@ class CostModel:
         return Part(name, compute, memory, 0.0, flops, size)
 
     def _attention(self, work: Work) -> Part:
-        """Price attention of all layers: each request's KV is read once, each pair costs two products of a head's size."""
+        """Price attention: each request's KV is read once, each pair costs two products a head."""
         model, layers = self.model, self.model.num_hidden_layers
         width = model.num_attention_heads * model.head_dim
         flops = 4.0 * width * work.attention_pairs * layers
@@ -239,23 +253,39 @@ class CostModel:
         # Each accelerator holds its share of the heads, so a kernel sees a share of the bytes.
         amount = moved / KV_REFERENCE_BYTES / self.tensor_parallel
         share = self.curves.decode_attention_mbu.share(amount)
-        causal_tokens = math.sqrt(2.0 * work.attention_pairs)  # a causal prefill of n tokens has n^2 / 2 pairs
+        causal_tokens = math.sqrt(
+            2.0 * work.attention_pairs
+        )  # a causal prefill of n tokens has n^2 / 2 pairs
         compute = NS * flops / (self._peak("bf16") * self.curves.prefill_attention_mfu.share(causal_tokens))
         size = float(moved * layers)
-        return Part("attention", compute, NS * size / (self._bandwidth * share), float(layers * KERNEL_NS), flops, size)
+        return Part(
+            "attention",
+            compute,
+            NS * size / (self._bandwidth * share),
+            float(layers * KERNEL_NS),
+            flops,
+            size,
+        )
 
     def _activations(self, rows: int) -> Part:
-        """Price the kernels between the linear layers: norms (read, write), rotary embedding, gated activation."""
+        """Price the kernels between the linear layers: norms, rotary embedding, activation."""
         model = self.model
         width = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
-        size = 2.0 * rows * (4 * model.hidden_size + 2 * width + 3 * model.intermediate_size) * model.num_hidden_layers
+        size = (
+            2.0
+            * rows
+            * (4 * model.hidden_size + 2 * width + 3 * model.intermediate_size)
+            * model.num_hidden_layers
+        )
         floor = float(SMALL_KERNELS_A_LAYER * KERNEL_NS * model.num_hidden_layers)
         return Part("activations", 0.0, NS * size / self._bandwidth, floor, 0.0, 0.0)
 
     def _sampling(self, rows: int) -> Part:
         """Price sampling: float32 logits are written once and passed over."""
         size = 4.0 * rows * self.model.vocab_size
-        return Part("sampling", 0.0, NS * size * SAMPLER_PASSES / self._bandwidth, float(SAMPLER_NS), 0.0, size)
+        return Part(
+            "sampling", 0.0, NS * size * SAMPLER_PASSES / self._bandwidth, float(SAMPLER_NS), 0.0, size
+        )
 
     def _all_reduce(self, rows: int) -> Part:
         """Price two ring all-reduces a layer: 2 (n - 1) / n of the activations over the link."""

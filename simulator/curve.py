@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 Below = Literal["hold", "latency"]
@@ -15,10 +16,11 @@ Below = Literal["hold", "latency"]
 class Curve:
     """Hold (amount, share) points; between them the share is a power law, that is, linear on two log axes.
 
-    Power laws keep the time amount / share non-decreasing wherever it is so between the points; linear shares would not.
-    Shares are clipped to 1 (micro-benchmarks that fit in a cache exceed it), and lowered where a larger amount would
-    otherwise take less time. Above the last point the last share holds. Below the first point `hold` keeps its share
-    (compute: memory binds there anyhow), `latency` keeps its time (a kernel that is too short to fill the machine).
+    Power laws keep the time amount / share non-decreasing wherever it is so between the points; linear shares
+    would not. Shares are clipped to 1 (micro-benchmarks that fit in a cache exceed it), and lowered where a
+    larger amount would otherwise take less time. Above the last point the last share holds. Below the first
+    point `hold` keeps its share (compute: memory binds there anyhow), `latency` keeps its time (a kernel that
+    is too short to fill the machine).
     """
 
     amounts: tuple[float, ...]
@@ -27,13 +29,13 @@ class Curve:
 
     @classmethod
     def of(cls, points: Sequence[tuple[float, float]], *, below: Below = "hold", power: float = 1.0) -> Curve:
-        """Build a curve whose time grows with the amount; `power` is the power of the amount that the work has.
+        """Build a curve whose time grows with the amount; the work grows with its `power`.
 
         Raises ValueError for amounts that do not ascend or shares that are not positive.
         """
         amounts = tuple(float(amount) for amount, _ in points)
         shares = [min(1.0, float(share)) for _, share in points]
-        ascending = all(left < right for left, right in zip(amounts, amounts[1:], strict=False))
+        ascending = all(left < right for left, right in pairwise(amounts))
         if not points or not ascending or amounts[0] <= 0 or min(shares) <= 0:
             raise ValueError("a curve needs points with ascending positive amounts and positive shares")
         for i in range(1, len(shares)):
@@ -46,7 +48,7 @@ class Curve:
         return cls.of([(1.0, share)])
 
     def falling(self) -> Curve:
-        """Return this curve with rises flattened, for a share of a fixed amount of work (weights read once)."""
+        """Return this curve without rises, for work of a fixed size (weights read once)."""
         shares = tuple(min(self.shares[: i + 1]) for i in range(len(self.shares)))
         return Curve(self.amounts, shares, self.below)
 

@@ -23,8 +23,10 @@ def mix(words: Words) -> Words:
     return words ^ (words >> np.uint64(31))
 
 
-def uniform(seed: int, requests: ArrayLike, rounds: ArrayLike, purpose: int, index: ArrayLike = 0) -> NDArray[np.float64]:
-    """Return numbers in [0, 1), one for each key (seed, request, round, purpose, index); the arrays broadcast."""
+def uniform(
+    seed: int, requests: ArrayLike, rounds: ArrayLike, purpose: int, index: ArrayLike = 0
+) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each key (seed, request, round, purpose, index), broadcast."""
     state = mix(np.asarray([seed & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64) + GAMMA)
     for word in (requests, rounds, purpose, index):
         with np.errstate(over="ignore"):

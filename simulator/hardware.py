@@ -6,13 +6,13 @@ from functools import cache
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
-
 from fsm_spec.simulator import catalogue
 from fsm_spec.simulator.curve import Curve
+from pydantic import BaseModel, ConfigDict, Field
 
-# Where hardware.md has no kernel times: BLIS's rule of thumb is 60 to 85 % of bandwidth for tuned stacks, AIConfigurator's
-# empirical mode takes 0.8 of it; the compute shares are the middle of the measured rows of the catalogue.
+# Where hardware.md has no kernel times: BLIS's rule of thumb is 60 to 85 % of bandwidth for tuned stacks,
+# AIConfigurator's empirical mode takes 0.8 of it; the compute shares are the middle of the measured rows of
+# the catalogue.
 DEFAULT_GEMM_MFU = ((256.0, 0.6), (1024.0, 0.75))
 DEFAULT_FP8_MFU = ((512.0, 0.5), (8192.0, 0.6))
 DEFAULT_GEMM_MBU = ((1.0, 0.75),)
@@ -38,16 +38,21 @@ class Hardware(BaseModel):
     name: str = Field(description="name in the catalogue")
     title: str = Field(description="name as sold")
     bf16_tflops: float = Field(gt=0, description="dense bf16 peak, TFLOPS")
-    fp8_tflops: float | None = Field(default=None, gt=0, description="dense fp8 peak, TFLOPS; none: no fp8 units")
+    fp8_tflops: float | None = Field(
+        default=None, gt=0, description="dense fp8 peak, TFLOPS; none: no fp8 units"
+    )
     hbm_gb_s: float = Field(gt=0, description="memory bandwidth, 10^9 bytes a second")
     hbm_gb: float = Field(gt=0, description="memory as sold; sellers' GB are 2^30 bytes")
     watts: float = Field(gt=0, description="board power limit, W")
-    link_gb_s: float = Field(gt=0, description="bandwidth to a neighbour in the node, one direction, 10^9 bytes a second")
+    link_gb_s: float = Field(
+        gt=0, description="bandwidth to a neighbour in the node, one direction, 10^9 bytes a second"
+    )
     bf16_gemm_mfu: Points = Field(default=DEFAULT_GEMM_MFU, description="(rows, share of the bf16 peak)")
     fp8_gemm_mfu: Points = Field(default=DEFAULT_FP8_MFU, description="(rows, share of the fp8 peak)")
     gemm_mbu: Points = Field(default=DEFAULT_GEMM_MBU, description="(rows, share of the bandwidth)")
     decode_attention_mbu: Points = Field(
-        default=DEFAULT_DECODE_MBU, description="(batch x context of 4,096 bytes a layer, share of the bandwidth)"
+        default=DEFAULT_DECODE_MBU,
+        description="(batch x context of 4,096 bytes a layer, share of the bandwidth)",
     )
     prefill_attention_mfu: Points = Field(
         default=DEFAULT_PREFILL_MFU, description="(tokens of one causal prefill, share of the bf16 peak)"
@@ -85,7 +90,10 @@ class Efficiency(BaseModel):
         """Return an efficiency of one everywhere."""
         one = Curve.constant(1.0)
         return cls(
-            gemm_mfu={"bf16": one, "fp8": one}, gemm_mbu=one, decode_attention_mbu=one, prefill_attention_mfu=one
+            gemm_mfu={"bf16": one, "fp8": one},
+            gemm_mbu=one,
+            decode_attention_mbu=one,
+            prefill_attention_mfu=one,
         )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsm_spec.errors import UserError
 from fsm_spec.simulator.hardware import Hardware
 from fsm_spec.simulator.model import KV_BYTES, WEIGHT_BYTES, ModelShape, dtype_name
 
+from fsm_spec.errors import UserError
+
 DEFAULT_PAGE_SIZE = 64  # tokens
 DEFAULT_UTILISATION = 0.9  # vLLM's gpu_memory_utilization default
-# Activations, context and fragments: what vLLM 0.19 kept beside weights and KV of Llama-3.1-8B on a 24 GB RTX 4090 at
-# utilisation 0.9, where 2,588 blocks x 16 tokens were left. AIConfigurator assumes 3.5 GiB.
+# Activations, context and fragments: what vLLM 0.19 kept beside weights and KV of Llama-3.1-8B on a 24 GB RTX
+# 4090 at utilisation 0.9, where 2,588 blocks x 16 tokens were left. AIConfigurator assumes 3.5 GiB.
 DEFAULT_RESERVE_GIB = 1.6
 NCCL_BYTES = 367_000_000  # AIConfigurator: 342 to 392 MB for 2 to 8 accelerators
 GIB = 2**30
@@ -47,9 +48,14 @@ class MemoryOptions:
     def __post_init__(self) -> None:
         """Refuse values outside their ranges."""
         if self.page_size < 1:
-            raise UserError(f"page size {self.page_size} is no positive number of tokens; give --page-size 64, for example")
+            raise UserError(
+                f"page size {self.page_size} is no positive number of tokens; give --page-size 64,"
+                f" for example"
+            )
         if not 0 < self.utilisation <= 1:
-            raise UserError(f"memory utilisation {self.utilisation:g} lies outside 0 to 1; give 0.9, for example")
+            raise UserError(
+                f"memory utilisation {self.utilisation:g} lies outside 0 to 1; give 0.9, for example"
+            )
         if self.pages is not None and self.pages < 1:
             raise UserError(f"a pool of {self.pages} pages holds nothing; give at least 1 with --pages")
         if not self.reserve_gib >= 0 or self.adapter_rank < 0:
@@ -65,7 +71,7 @@ def plan_memory(
     tensor_parallel: int = 1,
     options: MemoryOptions | None = None,
 ) -> Memory:
-    """Return the KV pages that fit: (memory x utilisation - weights - reserve) / page bytes, on each accelerator.
+    """Return the KV pages that fit: (memory x utilisation - weights - reserve) / page bytes.
 
     Raises UserError with both numbers if the weights, or the pages that were asked for, do not fit.
     """
@@ -85,15 +91,18 @@ def plan_memory(
         needed = weights + options.pages * page_bytes
         if needed > hardware.hbm_bytes:
             raise UserError(
-                f"{what} with {options.pages} pages of {options.page_size} tokens needs {_gib(needed)} on each accelerator,"
+                f"{what} with {options.pages} pages of {options.page_size} tokens needs"
+                f" {_gib(needed)} on each accelerator,"
                 f" but {where} has {_gib(hardware.hbm_bytes)}; give fewer --pages or other hardware"
             )
         return Memory(options.pages, options.page_size, page_bytes, weights, budget, given=True)
     pages = (budget - weights) // page_bytes
     if pages < 1:
         raise UserError(
-            f"{what} needs {_gib(weights + page_bytes)} for weights and one KV page on each accelerator, but {where} leaves"
-            f" {_gib(max(0, budget))}; take --dtype fp8, --tensor-parallel {2 * tensor_parallel} or larger hardware"
+            f"{what} needs {_gib(weights + page_bytes)} for weights and one KV page on each"
+            f" accelerator, but {where} leaves"
+            f" {_gib(max(0, budget))}; take --dtype fp8, --tensor-parallel {2 * tensor_parallel} or"
+            f" larger hardware"
         )
     return Memory(pages, options.page_size, page_bytes, weights, budget, given=False)
 

@@ -7,18 +7,24 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from fsm_spec.simulator import catalogue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fsm_spec.errors import UserError
-from fsm_spec.simulator import catalogue
 
 # Bytes of one weight. int4: groups of 128 weights share one 16-bit scale, as GPTQ and AWQ checkpoints do.
 WEIGHT_BYTES = {"float32": 4.0, "bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
 # Bytes of one number in the KV cache.
 KV_BYTES = {"float32": 4, "bf16": 2, "fp8": 1}
-DTYPE_NAMES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "fp32": "float32"}  # fp16 costs what bf16 does
+DTYPE_NAMES = {
+    "bfloat16": "bf16",
+    "float16": "bf16",
+    "fp16": "bf16",
+    "fp32": "float32",
+}  # fp16 costs what bf16 does
 
-# Families whose queries and keys are normalised by head (a weight of the head's size each), by their `model_type`.
+# Families whose queries and keys are normalised by head (a weight of the head's size each), by their
+# `model_type`.
 QUERY_KEY_NORM_TYPES = frozenset({"qwen3"})
 # Families whose query, key and value projections have a bias although config.json does not say so.
 QKV_BIAS_TYPES = frozenset({"qwen2"})
@@ -29,7 +35,7 @@ def dtype_name(text: str, known: dict[str, Any], option: str = "--dtype") -> str
     """Return the short name of a number format, or raise UserError with the names of `known`."""
     name = DTYPE_NAMES.get(text.lower(), text.lower())
     if name not in known:
-        raise UserError(f'{option} {text} is unknown; choose one of {", ".join(known)}')
+        raise UserError(f"{option} {text} is unknown; choose one of {', '.join(known)}")
     return name
 
 
@@ -74,7 +80,15 @@ class ModelShape(BaseModel):
         """Return (inputs, outputs) of the linear layers of one block: q, k, v, o, gate, up, down."""
         hidden, inner = self.hidden_size, self.intermediate_size
         query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        return ((hidden, query), (hidden, key), (hidden, key), (query, hidden), (hidden, inner), (hidden, inner), (inner, hidden))
+        return (
+            (hidden, query),
+            (hidden, key),
+            (hidden, key),
+            (query, hidden),
+            (hidden, inner),
+            (hidden, inner),
+            (inner, hidden),
+        )
 
     @cached_property
     def layer_gemm_parameters(self) -> int:
@@ -107,10 +121,15 @@ class ModelShape(BaseModel):
     def parameters(self) -> int:
         """Return the parameter count as published: tied embeddings count once."""
         tables = self.head_parameters * (1 if self.tie_word_embeddings else 2)
-        return tables + self.gemm_parameters + self.num_hidden_layers * self.layer_small_parameters + self.hidden_size
+        return (
+            tables
+            + self.gemm_parameters
+            + self.num_hidden_layers * self.layer_small_parameters
+            + self.hidden_size
+        )
 
     def weight_bytes(self, dtype: str) -> int:
-        """Return the bytes of all weights; below 16 bits only the blocks' linear layers shrink, as checkpoints do."""
+        """Return the bytes of all weights; below 16 bits only the blocks' linear layers shrink."""
         per_weight = WEIGHT_BYTES[dtype]
         rest = self.parameters - self.gemm_parameters
         return int(self.gemm_parameters * per_weight + rest * max(2.0, per_weight))
@@ -124,7 +143,7 @@ class ModelShape(BaseModel):
         return 2 * self.num_key_value_heads * self.head_dim * KV_BYTES[dtype]
 
     def adapter_parameters(self, rank: int) -> int:
-        """Return the weights of a low-rank adapter on all linear layers of all blocks (LoRA, arXiv 2106.09685)."""
+        """Return the weights of a low-rank adapter on all linear layers (LoRA, arXiv 2106.09685)."""
         return self.num_hidden_layers * rank * sum(inputs + outputs for inputs, outputs in self.projections)
 
 
@@ -132,7 +151,9 @@ class ModelShape(BaseModel):
 def _configs() -> dict[str, dict[str, Any]]:
     """Read the shipped config files, by model name."""
     found = sorted(catalogue.folder().joinpath("models").iterdir(), key=lambda entry: entry.name)
-    configs = [json.loads(entry.read_text(encoding="utf-8")) for entry in found if entry.name.endswith(".json")]
+    configs = [
+        json.loads(entry.read_text(encoding="utf-8")) for entry in found if entry.name.endswith(".json")
+    ]
     return {config["_name"]: config for config in configs}
 
 
@@ -149,7 +170,8 @@ def published_parameters() -> dict[str, int]:
 def load_model(name: str) -> ModelShape:
     """Return the shape of a shipped model, or of a config.json or a folder that holds one.
 
-    Raises UserError for an unknown name (with the nearest ones) and for a config that does not describe a dense model.
+    Raises UserError for an unknown name (with the nearest ones) and for a config that does not describe a
+    dense model.
     """
     path = Path(name)
     if path.is_dir():
@@ -166,9 +188,13 @@ def _read(path: Path, name: str) -> ModelShape:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); give a config.json or a folder with one") from error
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}); give a config.json or a folder with one"
+        ) from error
     except ValueError as error:
-        raise UserError(f"{path}: is not JSON; give the config.json that was published with the model") from error
+        raise UserError(
+            f"{path}: is not JSON; give the config.json that was published with the model"
+        ) from error
     if not isinstance(config, dict):
         raise UserError(f"{path}: is no JSON object; give the config.json that was published with the model")
     return _shape(config, name, str(path))
@@ -178,10 +204,15 @@ def _shape(config: dict[str, Any], name: str, place: str) -> ModelShape:
     """Check a config and turn it into a shape."""
     experts = next((field for field in EXPERT_FIELDS if (config.get(field) or 0) not in {0, 1}), None)
     if experts:
-        raise UserError(f"{place}: {experts} makes it a mixture of experts, and only dense models can be priced; choose a dense model")
+        raise UserError(
+            f"{place}: {experts} makes it a mixture of experts, and only dense models can be"
+            f" priced; choose a dense model"
+        )
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):
-        raise UserError(f"{place}: sliding_window {window} is not modelled; set it to null to price full attention")
+        raise UserError(
+            f"{place}: sliding_window {window} is not modelled; set it to null to price full attention"
+        )
     known = {"name": config.get("_name", name), "source": config.get("_source", place)}
     try:
         return ModelShape.model_validate({**config, **known})
@@ -189,4 +220,6 @@ def _shape(config: dict[str, Any], name: str, place: str) -> ModelShape:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         message = first["msg"][:1].lower() + first["msg"][1:]
-        raise UserError(f"{place}: {field}: {message}; give the config.json of a dense decoder-only model") from error
+        raise UserError(
+            f"{place}: {field}: {message}; give the config.json of a dense decoder-only model"
+        ) from error

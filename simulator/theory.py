@@ -12,15 +12,18 @@ Chance = TypeVar("Chance", float, Fraction)
 def accepted_law(rates: Sequence[Chance]) -> list[Chance]:
     """Return the law of the accepted count: entry a is the chance of exactly a accepted drafts, [drafts + 1].
 
-    `rates` are the chances of each draft given that all before it were accepted, as floats or exact fractions.
+    `rates` are the chances of each draft given that all before it were accepted, as floats or exact
+    fractions.
     """
+    if not rates:
+        return []
     law: list[Chance] = []
-    survival = type(rates[0])(1) if rates else None
+    survival = type(rates[0])(1)
     for rate in rates:
-        assert survival is not None
         law.append(survival * (1 - rate))
         survival = survival * rate
-    return [*law, survival] if survival is not None else []
+    law.append(survival)
+    return law
 
 
 def expected_tokens(rates: Sequence[Chance]) -> Chance | int:
@@ -30,10 +33,11 @@ def expected_tokens(rates: Sequence[Chance]) -> Chance | int:
 
 
 def expected_rounds(rates: Sequence[Chance], tokens: int) -> Chance | int:
-    """Return the mean rounds until `tokens` tokens are committed, each round adding its accepted drafts and one.
+    """Return the mean rounds until `tokens` are committed; a round adds accepted drafts and one.
 
-    The committed counts are the states of an absorbing chain that only moves up, so its linear equations are solved by
-    one sweep from the end: rounds(c) = 1 + sum over a of law(a) * rounds(c + a + 1), and 0 from `tokens` on.
+    The committed counts are the states of an absorbing chain that only moves up, so its linear equations are
+    solved by one sweep from the end: rounds(c) = 1 + sum over a of law(a) * rounds(c + a + 1), and 0 from
+    `tokens` on.
     """
     law = accepted_law(rates)
     if not law:

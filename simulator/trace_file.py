@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,13 @@ Integers = NDArray[np.int64]
 
 
 def read_trace(path: Path, most_tokens: int) -> tuple[Integers, Integers, Integers]:
-    """Return (arrival, prompt, output) of each request: nanoseconds from the first one, and tokens, int64 [requests].
+    """Return arrival (ns from the first), prompt and output tokens, each int64 [requests].
 
     Raises UserError for a file that cannot be read and, with its number, for the first broken line.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _rows(path, csv.reader(file), most_tokens)
+            rows = _rows(path, file, most_tokens)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give an Azure trace as CSV") from error
     except UnicodeDecodeError as error:
@@ -37,27 +38,27 @@ def read_trace(path: Path, most_tokens: int) -> tuple[Integers, Integers, Intege
     return table[:, 0] - table[0, 0], table[:, 1].copy(), table[:, 2].copy()
 
 
-def _rows(path: Path, lines: csv._reader, most_tokens: int) -> list[tuple[int, int, int]]:  # type: ignore[name-defined]
+def _rows(path: Path, file: TextIO, most_tokens: int) -> list[tuple[int, int, int]]:
     """Read all lines, naming the first broken one."""
+    lines = csv.reader(file)
     rows: list[tuple[int, int, int]] = []
     try:
-        header = next(lines, [])
+        header: list[str] = next(lines, [])
         if tuple(word.strip() for word in header) != HEADER:
             raise UserError(f"{path}:1: the first line is not {','.join(HEADER)}; give an Azure trace as CSV")
         for fields in lines:
             if fields:
-                row = _row(fields, most_tokens)
-                if rows and row[0] < rows[-1][0]:
-                    raise ValueError("its time lies before the line above")
-                rows.append(row)
+                rows.append(_row(fields, most_tokens, rows[-1][0] if rows else None))
     except (ValueError, csv.Error) as error:
         if isinstance(error, UnicodeDecodeError):
             raise
-        raise UserError(f"{path}:{lines.line_num}: {error}; mend or remove that line, which should look like {EXAMPLE}") from error
+        raise UserError(
+            f"{path}:{lines.line_num}: {error}; mend or remove that line, which should look like {EXAMPLE}"
+        ) from error
     return rows
 
 
-def _row(fields: list[str], most_tokens: int) -> tuple[int, int, int]:
+def _row(fields: list[str], most_tokens: int, before_ns: int | None) -> tuple[int, int, int]:
     """Read one line, or raise ValueError that says what is wrong."""
     if len(fields) != len(HEADER):
         raise ValueError(f"has {len(fields)} fields instead of {len(HEADER)}")
@@ -69,7 +70,10 @@ def _row(fields: list[str], most_tokens: int) -> tuple[int, int, int]:
         if not 1 <= count <= most_tokens:
             raise ValueError(f"{name} {word[:40]} lies outside 1 to {most_tokens}")
         tokens.append(count)
-    return _nanoseconds(fields[0].strip()), tokens[0], tokens[1]
+    arrival_ns = _nanoseconds(fields[0].strip())
+    if before_ns is not None and arrival_ns < before_ns:
+        raise ValueError("its time lies before that of the line above")
+    return arrival_ns, tokens[0], tokens[1]
 
 
 def _nanoseconds(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Workloads: when requests arrive and how long their prompts and outputs are, from options or from a trace file."""
+"""Workloads: when requests arrive and how long they are, from options or from a trace file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from fsm_spec.simulator.trace_file import read_trace
 from numpy.typing import NDArray
 
 from fsm_spec.errors import UserError
-from fsm_spec.simulator.trace_file import read_trace
 
 ARRIVAL_FORMS = "poisson:RATE, constant:RATE, closed:CONCURRENCY or trace:FILE"
 LENGTH_FORMS = "a number of tokens, uniform:LOW:HIGH or lognormal:MEAN:CV"
@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Say when requests arrive: `poisson` and `constant` have a rate a second, `closed` a number, `trace` a file."""
+    """Say when requests arrive: at a rate a second, a number at once, or as a file says."""
 
     kind: str
     rate: float = 0.0
@@ -77,8 +77,8 @@ class Requests:
     """Hold all requests of a run as columns, in order of arrival.
 
     `arrival_ns`, `prompt_tokens` and `output_tokens` are int64 [requests].
-    In a closed loop the first `concurrency` requests arrive at 0, the others are ON_FINISH: the next of them starts
-    whenever one finishes. `concurrency` is 0 for open loops.
+    In a closed loop the first `concurrency` requests arrive at 0, the others are ON_FINISH: the next of them
+    starts whenever one finishes. `concurrency` is 0 for open loops.
     """
 
     arrival_ns: Integers
@@ -92,7 +92,9 @@ class Requests:
 
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests in order of arrival."""
-        for row in zip(self.arrival_ns.tolist(), self.prompt_tokens.tolist(), self.output_tokens.tolist(), strict=True):
+        for row in zip(
+            self.arrival_ns.tolist(), self.prompt_tokens.tolist(), self.output_tokens.tolist(), strict=True
+        ):
             yield Request(*row)
 
 
@@ -116,12 +118,18 @@ class Workload:
         if self.arrivals.kind == "trace":
             given = [name for name, value in lengths.items() if value is not None]
             if given:
-                raise UserError(f"{' and '.join(given)} would have no effect, because a trace has its own lengths; leave out")
+                raise UserError(
+                    f"{' and '.join(given)} would have no effect, because a trace has its own"
+                    f" lengths; leave out"
+                )
             return
         missing = [name for name, value in lengths.items() if value is None]
         missing += ["--requests"] if self.requests is None else []
         if missing:
-            raise UserError(f"{self.arrivals.describe()} arrivals need {' and '.join(missing)}; give, for example, {missing[0]} 512")
+            raise UserError(
+                f"{self.arrivals.describe()} arrivals need {' and '.join(missing)}; give, for"
+                f" example, {missing[0]} 512"
+            )
 
     def generate(self) -> Requests:
         """Return the requests; times, prompts and outputs are drawn from streams of their own.
@@ -130,10 +138,11 @@ class Workload:
         """
         if self.arrivals.path is not None:
             return self._from_trace(self.arrivals.path)
-        assert self.requests is not None
-        assert self.prompt is not None
-        assert self.output is not None
-        times, prompts, outputs = (np.random.default_rng(part) for part in np.random.SeedSequence(self.seed).spawn(3))
+        if self.requests is None or self.prompt is None or self.output is None:
+            raise UserError("a workload without a trace needs --requests, --input and --output")
+        times, prompts, outputs = (
+            np.random.default_rng(part) for part in np.random.SeedSequence(self.seed).spawn(3)
+        )
         count = self.requests
         return Requests(
             self._arrival_ns(count, times),
@@ -157,8 +166,11 @@ class Workload:
         columns = read_trace(path, MOST_TOKENS)
         count = len(columns[0]) if self.requests is None else self.requests
         if count > len(columns[0]):
-            raise UserError(f"{path}: holds {len(columns[0])} requests, fewer than --requests {count}; ask for fewer")
-        return Requests(*(column[:count] for column in columns))
+            raise UserError(
+                f"{path}: holds {len(columns[0])} requests, fewer than --requests {count}; ask for fewer"
+            )
+        arrival_ns, prompts, outputs = (column[:count] for column in columns)
+        return Requests(arrival_ns, prompts, outputs)
 
 
 def parse_arrivals(text: str) -> Arrivals:
@@ -172,12 +184,18 @@ def parse_arrivals(text: str) -> Arrivals:
     if kind == "closed":
         count = _number(value, "--arrivals", text, ARRIVAL_FORMS)
         if count != int(count) or not 1 <= count <= 1_000_000:
-            raise UserError(f'--arrivals "{text}": {value} is no count of requests at once from 1 to 1000000; write closed:32')
+            raise UserError(
+                f'--arrivals "{text}": {value} is no count of requests at once from 1 to 1000000;'
+                f" write closed:32"
+            )
         return Arrivals(kind, concurrency=int(count))
     if kind in {"poisson", "constant"}:
         rate = _number(value, "--arrivals", text, ARRIVAL_FORMS)
         if not 1e-6 <= rate <= 1e6:
-            raise UserError(f'--arrivals "{text}": {value} lies outside 0.000001 to 1000000 requests a second; write {kind}:5')
+            raise UserError(
+                f'--arrivals "{text}": {value} lies outside 0.000001 to 1000000 requests a second;'
+                f" write {kind}:5"
+            )
         return Arrivals(kind, rate=rate)
     raise UserError(f'--arrivals "{text}" is unknown; write {ARRIVAL_FORMS}')
 
@@ -194,12 +212,18 @@ def parse_lengths(text: str, option: str) -> Lengths:
     if kind == "uniform" and len(words) == 2:
         low, high = (_tokens(word, option, text) for word in words)
         if low > high:
-            raise UserError(f'{option} "{text}": the low end {low:g} is above the high end {high:g}; write uniform:{high:g}:{low:g}')
+            raise UserError(
+                f'{option} "{text}": the low end {low:g} is above the high end {high:g}; write'
+                f" uniform:{high:g}:{low:g}"
+            )
         return Lengths(kind, low, high)
     if kind == "lognormal" and len(words) == 2:
         mean, variation = (_number(word, option, text, LENGTH_FORMS) for word in words)
         if not 1 <= mean <= MOST_TOKENS or not 0 < variation <= 100:
-            raise UserError(f'{option} "{text}": needs a mean of at least 1 token and a CV above 0, at most 100; write lognormal:1024:1')
+            raise UserError(
+                f'{option} "{text}": needs a mean of at least 1 token and a CV above 0, at most'
+                f" 100; write lognormal:1024:1"
+            )
         return Lengths(kind, mean, variation)
     raise UserError(f'{option} "{text}" is unknown; write {LENGTH_FORMS}')
 
@@ -219,5 +243,8 @@ def _tokens(word: str, option: str, text: str) -> int:
     """Read a number of tokens."""
     value = _number(word, option, text, LENGTH_FORMS)
     if value != int(value) or not 1 <= value <= MOST_TOKENS:
-        raise UserError(f'{option} "{text}": {word} is no whole number of tokens from 1 to {MOST_TOKENS}; write 1024, for example')
+        raise UserError(
+            f'{option} "{text}": {word} is no whole number of tokens from 1 to {MOST_TOKENS}; write'
+            f" 1024, for example"
+        )
     return int(value)

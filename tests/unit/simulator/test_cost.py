@@ -3,16 +3,24 @@
 from dataclasses import replace
 
 import pytest
+from fsm_spec.simulator.cost import CostModel, Host, Work
+from fsm_spec.simulator.hardware import Efficiency, hardware_names, load_hardware
+from fsm_spec.simulator.model import load_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsm_spec.errors import UserError
-from fsm_spec.simulator.cost import CostModel, Host, Work
-from fsm_spec.simulator.hardware import Efficiency, hardware_names, load_hardware
-from fsm_spec.simulator.model import load_model
 
 LLAMA = load_model("llama-3.1-8b")
-FIELDS = ("requests", "rows", "logits_rows", "adapter_rows", "context_tokens", "attention_pairs", "sampled_rows")
+FIELDS = (
+    "requests",
+    "rows",
+    "logits_rows",
+    "adapter_rows",
+    "context_tokens",
+    "attention_pairs",
+    "sampled_rows",
+)
 WORKS = st.builds(
     Work,
     requests=st.integers(0, 512),
@@ -41,7 +49,7 @@ def decode(rows: int, context: int, requests: int = 1) -> Work:
 
 
 def test_one_row_on_h100_takes_what_was_measured() -> None:
-    """Decode of an 8B model at batch 1 stays near the measured 6.5 ms, and rows of one block are almost free."""
+    """Decode of an 8B model stays near the measured 6.5 ms, and rows of a block are almost free."""
     cost = CostModel(LLAMA, load_hardware("h100"))
     one, three = (cost.launch_ns(decode(rows, 2048)) / 1e6 for rows in (1, 3))
     assert 6.4 <= one <= 7.0
@@ -60,13 +68,15 @@ def test_prefill_is_bound_by_compute() -> None:
     report = cost.explain(Work(1, 2048, 1, 0, 0, 2048 * 2049 // 2, 1))
     assert report.binding == "compute"
     assert report.parts[0].ns / 1e6 == pytest.approx(34.4, rel=0.01)
-    assert sum(part.ns for part in report.parts) == pytest.approx(report.device_ns - cost.host.replay_ns, abs=1)
+    assert sum(part.ns for part in report.parts) == pytest.approx(
+        report.device_ns - cost.host.replay_ns, abs=1
+    )
 
 
 @settings(max_examples=150, deadline=None)
 @given(MODELS, WORKS)
 def test_no_launch_beats_the_ceilings(cost: CostModel, work: Work) -> None:
-    """A launch never needs less than its operations at the peak and its compulsory bytes at full bandwidth."""
+    """A launch needs at least its operations at the peak and its bytes at full bandwidth."""
     peak = cost.hardware.bf16_tflops * 1e12 * cost.tensor_parallel
     fast = (cost.hardware.fp8_tflops or 0.0) * 1e12 * cost.tensor_parallel if cost.dtype == "fp8" else peak
     shape = cost.model

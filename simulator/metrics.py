@@ -1,0 +1,220 @@
+"""What a run measured: columns of its requests, and the summary that is printed and written.
+
+Inside, time is integer nanoseconds. Nothing here may vary between two runs of one seed: wall-clock time,
+memory, machine and paths belong under the key `run` of a result, which the command writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from fsm_spec.simulator.timeline import Timeline
+from fsm_spec.simulator.workload import Requests
+from numpy.typing import NDArray
+
+UNSET = -1  # a time that has not come
+QUANTILES = (50, 90, 95, 99)
+KV_KINDS = ("committed", "provisional", "scratch")
+
+Integers = NDArray[np.int64]
+
+
+@dataclass
+class RequestLog:
+    """Hold one row a request, int64 [requests] each; the loop writes the columns, also by index arrays.
+
+    `emitted` counts every token that the user got, `prefill_emitted` those of them that a prefill emitted.
+    `rounds` are decode rounds; `forwards` are target-model forwards of those rounds (a draft by the target
+    counts). `accepted` and `drafted` count judged drafts. Times are UNSET until they come.
+    """
+
+    arrival_ns: Integers
+    prompt: Integers
+    first_token_ns: Integers = field(init=False)
+    finish_ns: Integers = field(init=False)
+    emitted: Integers = field(init=False)
+    prefill_emitted: Integers = field(init=False)
+    rounds: Integers = field(init=False)
+    forwards: Integers = field(init=False)
+    preemptions: Integers = field(init=False)
+    accepted: Integers = field(init=False)
+    drafted: Integers = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start with zero counts and no times."""
+        count = len(self.arrival_ns)
+        for name in ("first_token_ns", "finish_ns"):
+            setattr(self, name, np.full(count, UNSET, dtype=np.int64))
+        for name in (
+            "emitted",
+            "prefill_emitted",
+            "rounds",
+            "forwards",
+            "preemptions",
+            "accepted",
+            "drafted",
+        ):
+            setattr(self, name, np.zeros(count, dtype=np.int64))
+
+    @classmethod
+    def of(cls, requests: Requests) -> RequestLog:
+        """Return an empty log of a workload's requests."""
+        return cls(requests.arrival_ns.copy(), requests.prompt_tokens.copy())
+
+    @property
+    def finished(self) -> NDArray[np.bool_]:
+        """Say which requests finished."""
+        return np.asarray(self.finish_ns != UNSET)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Summarise times of many requests, in milliseconds; all 0 and count 0 where there are none."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, times_ns: NDArray[np.generic]) -> Latency:
+        """Return mean, percentiles (interpolated) and maximum of times in nanoseconds."""
+        if not len(times_ns):
+            return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        values = np.asarray(times_ns, dtype=np.float64) / 1e6
+        p50, p90, p95, p99 = (float(value) for value in np.percentile(values, QUANTILES))
+        return cls(len(values), float(values.mean()), p50, p90, p95, p99, float(values.max()))
+
+    def to_dict(self) -> dict[str, int | float]:
+        """Return the numbers under their names, rounded to nanoseconds."""
+        numbers = ("mean", "p50", "p90", "p95", "p99", "max")
+        return {"count": self.count, **{name: round(getattr(self, name), 6) for name in numbers}}
+
+
+@dataclass(frozen=True)
+class KvUse:
+    """Summarise KV pool use over time; slots are token positions, time-weighted means."""
+
+    pages: int
+    page_size: int
+    mean_pages: float
+    peak_pages: int
+    mean_slots: dict[str, float]
+    peak_slots: dict[str, int]
+
+    @classmethod
+    def of(cls, timeline: Timeline, pages: int, page_size: int) -> KvUse:
+        """Read a timeline with the levels `pages` (in use) and slots by kind."""
+        kinds = [name for name in KV_KINDS if name in timeline.levels]
+        return cls(
+            pages,
+            page_size,
+            timeline.mean("pages"),
+            timeline.peak("pages"),
+            {kind: timeline.mean(kind) for kind in kinds},
+            {kind: timeline.peak(kind) for kind in kinds},
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the numbers under their names; shares are of the pool."""
+        return {
+            "pages": self.pages,
+            "page_size": self.page_size,
+            "mean_pages": round(self.mean_pages, 6),
+            "peak_pages": self.peak_pages,
+            "mean_share": round(self.mean_pages / self.pages, 6),
+            "peak_share": round(self.peak_pages / self.pages, 6),
+            "mean_slots": {kind: round(value, 6) for kind, value in self.mean_slots.items()},
+            "peak_slots": dict(self.peak_slots),
+        }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Hold the results of one scenario; throughput runs from the first arrival to the end."""
+
+    requests: int
+    finished: int
+    rounds: int
+    duration_s: float
+    throughput_tok_s: float
+    throughput_req_s: float
+    ttft_ms: Latency
+    tpot_ms: Latency
+    e2e_ms: Latency
+    emitted_tokens: int
+    acceptance_length: float | None
+    """Emitted tokens a decode round (the prefill's own token left out); none without rounds."""
+    tokens_per_forward: float | None
+    """Emitted tokens a target-model forward of the decode rounds; none without rounds."""
+    drafted: int
+    accepted: int
+    preemptions: int
+    kv: KvUse | None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the results under their names, always in this order."""
+        return {
+            "requests": self.requests,
+            "finished": self.finished,
+            "rounds": self.rounds,
+            "duration_s": round(self.duration_s, 9),
+            "throughput_tok_s": round(self.throughput_tok_s, 6),
+            "throughput_req_s": round(self.throughput_req_s, 6),
+            "ttft_ms": self.ttft_ms.to_dict(),
+            "tpot_ms": self.tpot_ms.to_dict(),
+            "e2e_ms": self.e2e_ms.to_dict(),
+            "emitted_tokens": self.emitted_tokens,
+            "acceptance_length": None if self.acceptance_length is None else round(self.acceptance_length, 6),
+            "tokens_per_forward": None
+            if self.tokens_per_forward is None
+            else round(self.tokens_per_forward, 6),
+            "drafts": {
+                "drafted": self.drafted,
+                "accepted": self.accepted,
+                "wasted": self.drafted - self.accepted,
+                "acceptance_rate": round(self.accepted / self.drafted, 6) if self.drafted else None,
+            },
+            "preemptions": self.preemptions,
+            "kv": None if self.kv is None else self.kv.to_dict(),
+        }
+
+
+def summarise(log: RequestLog, end_ns: int, kv: KvUse | None = None) -> Summary:
+    """Return the summary of a run that ended at `end_ns`.
+
+    TTFT counts requests that got a token, end-to-end those that finished; TPOT = (last - first) / (n - 1)
+    those that finished with two tokens or more. Requests of a closed loop that never started have no arrival
+    and do not count.
+    """
+    started = log.arrival_ns >= 0
+    begun = started & (log.first_token_ns != UNSET)
+    done = started & log.finished
+    several = done & (log.emitted > 1)
+    start_ns = int(log.arrival_ns[started].min()) if started.any() else 0
+    seconds = (end_ns - start_ns) / 1e9
+    emitted, rounds, forwards = (int(column.sum()) for column in (log.emitted, log.rounds, log.forwards))
+    decoded = emitted - int(log.prefill_emitted.sum())
+    window = log.finish_ns - log.first_token_ns
+    return Summary(
+        requests=int(started.sum()),
+        finished=int(done.sum()),
+        rounds=rounds,
+        duration_s=seconds,
+        throughput_tok_s=emitted / seconds if seconds > 0 else 0.0,
+        throughput_req_s=int(done.sum()) / seconds if seconds > 0 else 0.0,
+        ttft_ms=Latency.of(log.first_token_ns[begun] - log.arrival_ns[begun]),
+        tpot_ms=Latency.of(window[several] / (log.emitted[several] - 1)),
+        e2e_ms=Latency.of(log.finish_ns[done] - log.arrival_ns[done]),
+        emitted_tokens=emitted,
+        acceptance_length=decoded / rounds if rounds else None,
+        tokens_per_forward=decoded / forwards if forwards else None,
+        drafted=int(log.drafted.sum()),
+        accepted=int(log.accepted.sum()),
+        preemptions=int(log.preemptions.sum()),
+        kv=kv,
+    )

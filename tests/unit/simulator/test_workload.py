@@ -1,0 +1,171 @@
+"""Workloads: options, seeds, closed loops and trace files with the number of a broken line."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fsm_spec.simulator.workload import ON_FINISH, Requests, Workload, parse_arrivals, parse_lengths
+
+from fsm_spec.errors import UserError
+
+TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+2023-11-16 18:17:04.0319600,110,27
+"""
+
+
+def make(arrivals: str, requests: int | None = 1000, seed: int = 1, prompt: str = "1024") -> Requests:
+    """Return the requests of a workload with 512 output tokens."""
+    lengths = parse_lengths(prompt, "--input"), parse_lengths("512", "--output")
+    return Workload(parse_arrivals(arrivals), *lengths, requests, seed).generate()
+
+
+def test_poisson_has_its_rate_and_seed() -> None:
+    """The mean gap lies within 5 standard errors; the same seed gives the same bytes, another does not."""
+    first, again, other = make("poisson:5"), make("poisson:5"), make("poisson:5", seed=2)
+    assert first.arrival_ns.tobytes() == again.arrival_ns.tobytes()
+    assert first.arrival_ns.tobytes() != other.arrival_ns.tobytes()
+    gaps = np.diff(first.arrival_ns) / 1e9
+    assert (gaps >= 0).all()
+    assert abs(gaps.mean() - 0.2) <= 5 * 0.2 / np.sqrt(len(gaps))
+    assert {1024} == set(first.prompt_tokens.tolist())
+
+
+def test_lengths_do_not_shift_arrivals() -> None:
+    """Each column has a random stream of its own, so that comparisons change one thing at a time."""
+    fixed, drawn = make("poisson:5"), make("poisson:5", prompt="uniform:10:20")
+    assert fixed.arrival_ns.tobytes() == drawn.arrival_ns.tobytes()
+    assert (10, 20) == (drawn.prompt_tokens.min(), drawn.prompt_tokens.max())
+
+
+def test_constant_and_closed_arrivals() -> None:
+    """Constant gaps are exact; a closed loop starts its concurrency at once and the rest on finishes."""
+    assert [0, 250_000_000, 500_000_000] == make("constant:4", 3).arrival_ns.tolist()
+    closed = make("closed:2", 3)
+    assert [0, 0, ON_FINISH] == closed.arrival_ns.tolist()
+    assert 2 == closed.concurrency
+    assert 3 == make("closed:8", 3).concurrency
+    assert [(0, 1024, 512), (0, 1024, 512), (ON_FINISH, 1024, 512)] == [tuple(request) for request in closed]
+
+
+def test_lognormal_lengths_have_their_mean_and_cv() -> None:
+    """Mean and coefficient of variation are those of the lengths, not of their logarithm."""
+    lengths = make("poisson:5", 100_000, prompt="lognormal:1000:0.5").prompt_tokens
+    assert lengths.mean() == pytest.approx(1000, rel=0.01)
+    assert lengths.std() / lengths.mean() == pytest.approx(0.5, rel=0.02)
+    assert lengths.min() >= 1
+
+
+@pytest.mark.parametrize("text", ["poisson:5", "closed:32", "constant:0.5", "trace:file.csv"])
+def test_options_describe_themselves(text: str) -> None:
+    """A report names the option that gives the same workload; a trace without its folder."""
+    assert parse_arrivals(text).describe() == text
+    assert parse_arrivals("trace:some/file.csv").describe() == "trace:file.csv"
+    assert ["512", "uniform:1:9"] == [
+        parse_lengths(word, "--input").describe() for word in ("512", "uniform:1:9")
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "poisson",
+        "poisson:0",
+        "poisson:-1",
+        "poisson:x",
+        "poisson:inf",
+        "closed:0",
+        "closed:1.5",
+        "trace:",
+        "burst:3",
+    ],
+)
+def test_bad_arrivals_get_a_sentence(text: str) -> None:
+    """Every bad option names itself."""
+    with pytest.raises(UserError, match="--arrivals"):
+        parse_arrivals(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0",
+        "-5",
+        "1.5",
+        "nan",
+        "1e9",
+        "uniform:9:1",
+        "uniform:1",
+        "lognormal:0:1",
+        "lognormal:10:0",
+        "zipf:1",
+    ],
+)
+def test_bad_lengths_get_a_sentence(text: str) -> None:
+    """Every bad option names itself."""
+    with pytest.raises(UserError, match="--output"):
+        parse_lengths(text, "--output")
+
+
+def test_missing_and_ineffective_options_are_refused(tmp_path: Path) -> None:
+    """Nothing is defaulted silently, and an option without effect is an error."""
+    fixed = parse_lengths("8", "--input")
+    with pytest.raises(UserError, match="need --output and --requests"):
+        Workload(parse_arrivals("poisson:5"), fixed)
+    with pytest.raises(UserError, match="--input would have no effect"):
+        Workload(parse_arrivals(f"trace:{tmp_path}"), fixed)
+    with pytest.raises(UserError, match="--requests 0 simulates nothing"):
+        Workload(parse_arrivals("poisson:5"), fixed, fixed, 0)
+    with pytest.raises(UserError, match="--seed -1"):
+        Workload(parse_arrivals("poisson:5"), fixed, fixed, 1, -1)
+
+
+def load(path: Path, text: str, requests: int | None = None) -> Requests:
+    """Write a trace and load it."""
+    path.write_text(text, encoding="utf-8")
+    return Workload(parse_arrivals(f"trace:{path}"), requests=requests).generate()
+
+
+def test_trace_is_read_exactly(tmp_path: Path) -> None:
+    """Times are integers: 52 ms apart to the nanosecond; both years' forms of time work."""
+    requests = load(tmp_path / "trace.csv", TRACE)
+    assert [(0, 4808, 10), (52_000_000, 3180, 8), (52_000_000, 110, 27)] == [tuple(row) for row in requests]
+    header = "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens"
+    later = f"{header}\n2024-05-10 00:00:00+00:00,1,2\n2024-05-10 00:00:00.009930+00:00,3,4\n"
+    assert [0, 9_930_000] == load(tmp_path / "later.csv", later).arrival_ns.tolist()
+    assert 2 == len(load(tmp_path / "trace.csv", TRACE, 2))
+    with pytest.raises(UserError, match="holds 3 requests, fewer than --requests 4"):
+        load(tmp_path / "trace.csv", TRACE, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("2023-11-16 18:17:05,5", "has 2 fields instead of 3"),
+        ("yesterday,5,5", 'TIMESTAMP "yesterday" is no time'),
+        ("2023-11-16 18:17:05,-5,5", 'ContextTokens "-5" is no number of tokens'),
+        ("2023-11-16 18:17:05,5,0", "GeneratedTokens 0 lies outside 1 to"),
+        ("2023-11-16 18:17:05,5,99999999999999999999", "lies outside"),
+        ("2023-11-16 18:17:01,5,5", "its time lies before that of the line above"),
+    ],
+)
+def test_broken_line_is_named_by_number(tmp_path: Path, line: str, words: str) -> None:
+    """The first broken line is named, counted from 1 with the header."""
+    with pytest.raises(UserError, match=rf"trace\.csv:5: .*{words}"):
+        load(tmp_path / "trace.csv", f"{TRACE}{line}\n{line}\n")
+
+
+def test_unreadable_traces_get_a_sentence(tmp_path: Path) -> None:
+    """A missing, empty, foreign or binary file is no traceback."""
+    with pytest.raises(UserError, match="cannot be read"):
+        Workload(parse_arrivals(f"trace:{tmp_path / 'none.csv'}")).generate()
+    with pytest.raises(UserError, match="holds no request"):
+        load(tmp_path / "empty.csv", TRACE.partition("\n")[0] + "\n")
+    with pytest.raises(UserError, match=":1: the first line is not TIMESTAMP"):
+        load(tmp_path / "foreign.csv", "a,b\n")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(UserError, match="not UTF-8"):
+        Workload(parse_arrivals(f"trace:{tmp_path / 'binary.csv'}")).generate()
