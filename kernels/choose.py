@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import torch
@@ -56,11 +57,10 @@ class CounterChooser:
 
     def choose_one(self, law: Sequence[float], key: Key) -> int:
         """Draw the outcome that `choose` draws for one row."""
-        target = uniform_plain(*key) * sum(law)
-        before = 0.0
-        for outcome, mass in enumerate(law):
-            before += mass
-            if before > target:
+        cumulated = list(accumulate(law))  # not `sum`, which compensates rounding from Python 3.12 on
+        target = uniform_plain(*key) * cumulated[-1]
+        for outcome, mass in enumerate(cumulated):
+            if mass > target:
                 return outcome
         raise ValueError(f"the law at position {key.position} has no mass; its logits are NaN or all -inf")
 

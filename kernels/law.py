@@ -125,7 +125,7 @@ def law(logits: Tensor, rows: SamplingRows, exclude: int | None = None) -> Tenso
     A greedy row is a point mass on its argmax. Tokens that tie with the k-th best are kept.
     The logits are not modified.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.to(torch.float32)
+    logits = as_real(logits)
     if rows.all_greedy:
         return point_mass(argmax_tokens(logits, exclude), logits)
     greedy = rows.temperature == 0
@@ -139,6 +139,11 @@ def law(logits: Tensor, rows: SamplingRows, exclude: int | None = None) -> Tenso
     return p
 
 
+def as_real(logits: Tensor) -> Tensor:
+    """Return the logits in the type of their law: float64 stays, all else becomes float32."""
+    return logits if logits.dtype == torch.float64 else logits.to(torch.float32)
+
+
 def point_mass(tokens: Tensor, like: Tensor) -> Tensor:
     """Return laws that give all mass to one token each: int64 [n] -> [n, V] of `like`'s width and dtype."""
     p = like.new_zeros(len(tokens), like.shape[1])
@@ -146,20 +151,39 @@ def point_mass(tokens: Tensor, like: Tensor) -> Tensor:
 
 
 def _truncated(scores: Tensor, rows: SamplingRows) -> Tensor:
-    """Return the softmax of `scores` [n, V] (which may be overwritten) within top-k, top-p and min-p."""
+    """Return the softmax of `scores` [n, V] within top-k, top-p and min-p."""
     if rows.max_top_k:
-        best = _best(scores, min(rows.max_top_k, scores.shape[1]))
-        kth = best.gather(1, (rows.top_k.clamp(1, best.shape[1]) - 1).unsqueeze(1))
-        scores.masked_fill_((rows.top_k > 0).unsqueeze(1) & (scores < kth), -torch.inf)
+        scores = _within_top_k(scores, rows)
     p = scores.softmax(-1)
     if not (rows.any_top_p or rows.any_min_p):
         return p
-    removed = p < rows.min_p.to(p.dtype).unsqueeze(1) * p.amax(-1, keepdim=True)
+    if rows.any_min_p:
+        least = rows.min_p.to(p.dtype).unsqueeze(1) * p.amax(-1, keepdim=True)
+        scores = scores.masked_fill(p < least, -torch.inf)
     if rows.any_top_p:
-        limited = (rows.top_p < 1).nonzero().squeeze(1)
-        removed[limited] |= ~_nucleus(p[limited], rows.top_p[limited])
+        scores = _within_top_p(scores, p, rows.top_p)
     # A second softmax, not a division by a sum: its order of addition does not depend on the batch.
-    return scores.masked_fill_(removed, -torch.inf).softmax(-1)
+    return scores.softmax(-1)
+
+
+def _within_top_k(scores: Tensor, rows: SamplingRows) -> Tensor:
+    """Return the scores [n, V] with -inf for all below the k-th best of their row, where the row has a k."""
+    limited = rows.top_k > 0
+    k = min(rows.max_top_k, scores.shape[1])
+    row, token, _, values = _at_least(scores, torch.where(limited, _reached_by(scores, k), torch.inf))
+    best = values.sort(dim=-1, descending=True).values
+    kth = best.gather(1, (rows.top_k.clamp(1, max(k, 1)) - 1).unsqueeze(1)).squeeze(1)
+    kept = scores[row, token] >= kth[row]
+    return _only(scores, limited, row[kept], token[kept])
+
+
+def _reached_by(scores: Tensor, k: int) -> Tensor:
+    """Return for each row of `scores` [n, V] a score that at least k, and not many more, reach: [n]."""
+    blocks = scores.shape[1] // _BLOCK
+    if k > blocks:
+        return scores.topk(k).values[:, -1]
+    # The k-th largest block maximum; torch.topk over the whole width is 5 times as slow.
+    return scores[:, : blocks * _BLOCK].reshape(-1, blocks, _BLOCK).amax(-1).topk(k).values[:, -1]
 
 
 def in_nucleus(mass_before: Tensor, top_p: Tensor) -> Tensor:
@@ -170,42 +194,47 @@ def in_nucleus(mass_before: Tensor, top_p: Tensor) -> Tensor:
     return mass_before < top_p
 
 
-def _nucleus(p: Tensor, top_p: Tensor) -> Tensor:
-    """Return which tokens of p [n, V] top-p (float64 [n], each below 1) keeps; ties go to the lower id."""
+def _within_top_p(scores: Tensor, p: Tensor, top_p: Tensor) -> Tensor:
+    """Return the scores [n, V] of law `p` with -inf for all outside the nucleus; ties go to the lower id."""
     # A token below (1 - top_p) / V cannot be kept: all such tokens together weigh less than 1 - top_p.
     # Half of it, less float32's rounding of the whole, is a safe bound.
     floor = ((1 - top_p) / 2 - 1e-5).clamp(min=0) / p.shape[1]
-    values, ids = _at_least(p, floor)
+    limited = top_p < 1
+    row, token, own, values = _at_least(p, torch.where(limited, floor, torch.inf))
     values, order = values.sort(stable=True, dim=-1, descending=True)
     mass = values.clamp(min=0).to(torch.float64).cumsum(-1)
-    before = torch.cat([torch.zeros_like(mass[:, :1]), mass[:, :-1]], dim=1)
-    row, place = (in_nucleus(before, top_p.unsqueeze(1)) & (values >= 0)).nonzero(as_tuple=True)
-    kept = torch.zeros_like(p, dtype=torch.bool)
-    kept[row, ids.gather(1, order)[row, place]] = True
+    before = torch.zeros_like(mass)
+    before[:, 1:] = mass[:, :-1]
+    kept = torch.zeros_like(before, dtype=torch.bool)
+    kept.scatter_(1, order, in_nucleus(before, top_p.unsqueeze(1)))
+    inside = kept[own]
+    return _only(scores, limited, row[inside], token[inside])
+
+
+def _only(scores: Tensor, limited: Tensor, row: Tensor, token: Tensor) -> Tensor:
+    """Return the scores with -inf for all tokens of limited rows but the given (row, token) pairs."""
+    kept = torch.where(limited.unsqueeze(1), -torch.inf, scores)
+    kept[row, token] = scores[row, token]
     return kept
 
 
-def _best(scores: Tensor, k: int) -> Tensor:
-    """Return the k largest of each row of `scores` [n, V], in descending order: [n, at least k]."""
-    blocks = scores.shape[1] // _BLOCK
-    if k > blocks:
-        return scores.topk(k).values
-    # At least k scores reach the k-th largest block maximum; few others do (torch.topk: 5 to 10 times as slow).
-    peaks = scores[:, : blocks * _BLOCK].reshape(-1, blocks, _BLOCK).amax(-1)
-    values, _ = _at_least(scores, peaks.topk(k).values[:, -1])
-    return values.sort(dim=-1, descending=True).values
+def _at_least(values: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Find the values [n, V] that reach their row's floor -> (row [m], token [m], own, gathered).
 
-
-def _at_least(values: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
-    """Gather the values of each row that reach the row's floor -> (values, ids) [n, most], filled with -inf, 0."""
-    reach = values >= floor.unsqueeze(1)
-    row, token = reach.nonzero(as_tuple=True)
+    `gathered` [n, most] holds them row by row, filled up with -inf; `own` [n, most] marks the others.
+    """
+    reach = (values >= floor.to(values.dtype).unsqueeze(1)).flatten()
+    if reach.device.type == "cpu":
+        flat = torch.from_numpy(reach.numpy().nonzero()[0])  # torch's own takes 6 times as long
+    else:
+        flat = reach.nonzero().squeeze(1)
+    row, token = flat // values.shape[1], flat % values.shape[1]
     count = torch.bincount(row, minlength=len(values))
-    place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
-    shape = (len(values), int(count.max()) if len(count) else 0)
-    gathered = values.new_full(shape, -torch.inf)
-    gathered[row, place] = values[row, token]
-    return gathered, token.new_zeros(shape).index_put_((row, place), token)
+    most = max(1, int(count.max())) if len(count) else 1
+    gathered = values.new_full((len(values), most), -torch.inf)
+    own = torch.arange(most, device=row.device) < count.unsqueeze(1)
+    gathered[own] = values[row, token]
+    return row, token, own, gathered
 
 
 def law_plain(logits: Sequence[float], params: SamplingParams, exclude: int | None = None) -> list[float]:
@@ -220,7 +249,8 @@ def law_plain(logits: Sequence[float], params: SamplingParams, exclude: int | No
         scores = [score if score >= kth else -math.inf for score in scores]
     best = max(scores)
     p = _normalised([math.exp(score - best) for score in scores])
-    kept = {token for token, mass in enumerate(p) if mass >= params.min_p * max(p)}
+    least = params.min_p * max(p)
+    kept = {token for token, mass in enumerate(p) if mass >= least}
     if params.top_p < 1:
         kept &= _nucleus_plain(p, params.top_p)
     return _normalised([mass if token in kept else 0.0 for token, mass in enumerate(p)])

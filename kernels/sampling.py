@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fsm_spec.kernels.choose import Chooser, Key, PlainChooser
-from fsm_spec.kernels.law import SamplingParams, SamplingRows, argmax_tokens, law, law_plain, point_mass
+from fsm_spec.kernels.law import (
+    SamplingParams,
+    SamplingRows,
+    argmax_tokens,
+    as_real,
+    law,
+    law_plain,
+    point_mass,
+)
 from fsm_spec.kernels.randomness import Purpose
 from torch import Tensor
 
@@ -34,7 +42,7 @@ def sample(  # noqa: PLR0913 -- the operator's inputs, one each
     """
     if rule == "argmax" or rows.all_greedy:
         tokens = argmax_tokens(logits, exclude)
-        return tokens, point_mass(tokens, logits.float()) if want_law else None
+        return tokens, point_mass(tokens, as_real(logits)) if want_law else None
     p = law(logits, rows, exclude)
     return chooser.choose(p, seed, position, purpose), p if want_law else None
 

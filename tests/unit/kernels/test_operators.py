@@ -1,0 +1,11 @@
+"""The operators by name: every one has a plain reading."""
+
+from __future__ import annotations
+
+from fsm_spec.kernels.operators import OPERATORS, PLAIN
+
+
+def test_names() -> None:
+    """Each operator that a spec can name has a batch reading and a plain one."""
+    assert {"sample", "accept:greedy", "accept:match", "accept:rejection", "lookup"} == set(OPERATORS)
+    assert set(OPERATORS) == set(PLAIN)
