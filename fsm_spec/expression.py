@@ -66,6 +66,10 @@ def is_boolean(expr: Expr) -> bool:
     return isinstance(expr, Op) and (expr.op in COMPARISONS or expr.op in ("and", "or", "not"))
 
 
+def _shown(token: str) -> str:
+    return repr(token) if token else "the end"
+
+
 class _Parser:
     """Parse by precedence climbing over a token list; depth and size are bounded while parsing."""
 
@@ -106,7 +110,7 @@ class _Parser:
     def _expect(self, text: str) -> None:
         if self._accept(text) is None:
             _, found, offset = self.tokens[self.at]
-            raise ExpressionError(f"expected {text!r}, found {found or 'the end'!r}", offset)
+            raise ExpressionError(f"expected {text!r}, found {_shown(found)}", offset)
 
     def _node(self, op: str, *args: Expr) -> Op:
         self.nodes += 1
@@ -147,7 +151,9 @@ class _Parser:
             return left
         right = self._sum(depth)
         if self._accept(*COMPARISONS):
-            raise ExpressionError("comparisons do not chain; join two with 'and'", self.tokens[self.at - 1][2])
+            raise ExpressionError(
+                "comparisons do not chain; join two with 'and'", self.tokens[self.at - 1][2]
+            )
         return self._node(op, self._integer(left), self._integer(right))
 
     def _sum(self, depth: int) -> Expr:
@@ -184,7 +190,7 @@ class _Parser:
             return self._call(text, depth)
         if kind == "name" and text not in _WORDS:
             return Name(text)
-        raise ExpressionError(f"expected a number or a name, found {text or 'the end'!r}", offset)
+        raise ExpressionError(f"expected a number or a name, found {_shown(text)}", offset)
 
     def _call(self, function: str, depth: int) -> Expr:
         self._expect("(")
@@ -204,7 +210,9 @@ class _Parser:
 
     def _bound(self, depth: int) -> None:
         if depth > MAX_DEPTH:
-            raise ExpressionError(f"the expression is nested more than {MAX_DEPTH} deep", self.tokens[self.at][2])
+            raise ExpressionError(
+                f"the expression is nested more than {MAX_DEPTH} deep", self.tokens[self.at][2]
+            )
 
     def _integer(self, expr: Expr) -> Expr:
         if is_boolean(expr):
@@ -213,7 +221,9 @@ class _Parser:
 
     def _condition(self, expr: Expr) -> Expr:
         if not is_boolean(expr):
-            raise ExpressionError(f"{to_text(expr)!r} is a number where a condition is needed", self.tokens[self.at - 1][2])
+            raise ExpressionError(
+                f"{to_text(expr)!r} is a number where a condition is needed", self.tokens[self.at - 1][2]
+            )
         return expr
 
 
@@ -232,7 +242,11 @@ def parse(text: str | int | bool, kind: str = "int") -> Expr:
     return expr
 
 
-_PRECEDENCE: Final = {"or": 1, "and": 2, "not": 3} | dict.fromkeys(COMPARISONS, 4) | {"+": 5, "-": 5, "*": 6, "//": 6, "%": 6, "neg": 7}
+_PRECEDENCE: Final = (
+    {"or": 1, "and": 2, "not": 3}
+    | dict.fromkeys(COMPARISONS, 4)
+    | {"+": 5, "-": 5, "*": 6, "//": 6, "%": 6, "neg": 7}
+)
 
 
 def to_text(expr: Expr) -> str:
@@ -248,7 +262,7 @@ def _print(expr: Expr, outer: int) -> str:
     if isinstance(expr, Name):
         return expr.name
     if expr.op in _FUNCTIONS:
-        return f"{expr.op}({', '.join(_print(arg, 0) for arg in expr.args)})"
+        return f"{expr.op}({', '.join(_print(arg, 0) for arg in _folded(expr))})"
     own = _PRECEDENCE[expr.op]
     if expr.op in ("not", "neg"):
         body = f"{'not ' if expr.op == 'not' else '-'}{_print(expr.args[0], own)}"
@@ -257,6 +271,16 @@ def _print(expr: Expr, outer: int) -> str:
         left = _print(expr.args[0], own + (own == 4))
         body = f"{left} {expr.op} {_print(expr.args[1], own + 1)}"
     return f"({body})" if own < outer else body
+
+
+def _folded(expr: Op) -> Iterator[Expr]:
+    """Yield the arguments of a call; parsing folds min and max of several from the left."""
+    first, *rest = expr.args
+    if expr.op != "ceil" and isinstance(first, Op) and first.op == expr.op:
+        yield from _folded(first)
+    else:
+        yield first
+    yield from rest
 
 
 def names(expr: Expr) -> Iterator[str]:
@@ -334,7 +358,9 @@ def _simplify(op: str, args: tuple[Expr, ...]) -> Expr:
         if op in ("+", "-") and isinstance(right, Const) and isinstance(left, Op) and left.op in ("+", "-"):
             inner = left.args[1]
             if isinstance(inner, Const):  # (x + 1) - 1 and its kin: one constant, so that texts compare
-                total = (inner.value if left.op == "+" else -inner.value) + (right.value if op == "+" else -right.value)
+                total = (inner.value if left.op == "+" else -inner.value) + (
+                    right.value if op == "+" else -right.value
+                )
                 return add(left.args[0], Const(total))
         if op == "and" and Const(1, boolean=True) in args:
             return right if left == Const(1, boolean=True) else left
@@ -388,7 +414,7 @@ def interval(expr: Expr, bounds: Mapping[str, Bounds]) -> Bounds:
     if expr.op == "%":
         low, high = parts[0]
         divisor = parts[1][1]
-        return (low, high) if 0 <= low and high < parts[1][0] else (0, divisor - 1)
+        return (low, high) if low >= 0 and high < parts[1][0] else (0, divisor - 1)
     values = [int(_SCALAR[expr.op](a, b)) for a, b in corners]
     return min(values), max(values)
 

@@ -19,7 +19,10 @@ def rules(scope: Scope, *, sound: bool) -> Iterator[Violation]:
     reached = _reached(scope)
     for name in scope.spec.states:
         if name not in reached and name not in scope.doubt:
-            yield ("states", name), f"the state {name} is never entered; write a transition to it, or remove it"
+            yield (
+                ("states", name),
+                f"the state {name} is never entered; write a transition to it, or remove it",
+            )
     if sound:
         yield from _written(scope, reached)
     yield from _unused(scope)
@@ -30,8 +33,15 @@ def _closed(scope: Scope) -> Iterator[Violation]:
     handled = {(state, t.on) for t in scope.spec.transitions for state in sources_of(t)}
     if scope.spec.forwards:
         for name in scope.spec.states:
-            if (name, None) not in handled and not any(state == name for state, _ in handled) and name not in scope.doubt:
-                yield ("states", name), f"the state {name} has no transition; say where its forward's completion leads"
+            if (
+                (name, None) not in handled
+                and not any(state == name for state, _ in handled)
+                and name not in scope.doubt
+            ):
+                yield (
+                    ("states", name),
+                    f"the state {name} has no transition; say where its forward's completion leads",
+                )
         return
     for name, state in scope.spec.states.items():
         for event in scope.spec.events:
@@ -39,9 +49,15 @@ def _closed(scope: Scope) -> Iterator[Violation]:
                 continue
             both = (name, event) in handled, event in state.ignore
             if both == (True, True):
-                yield ("states", name, "ignore"), f"the event {event} is ignored and handled in the state {name}; do one"
+                yield (
+                    ("states", name, "ignore"),
+                    f"the event {event} is ignored and handled in the state {name}; do one",
+                )
             elif both == (False, False):
-                yield ("states", name), f"the event {event} is neither handled nor ignored in the state {name}; add a transition, or ignore: [{event}]"
+                yield (
+                    ("states", name),
+                    f"the event {event} is neither handled nor ignored in the state {name}; add a transition, or ignore: [{event}]",
+                )
 
 
 def _reached(scope: Scope) -> set[str]:
@@ -66,22 +82,28 @@ def _written(scope: Scope, reached: set[str]) -> Iterator[Violation]:
     carries = set(scope.spec.carry)
     starts = {name for name, state in scope.spec.states.items() if state.start}
     held = {name: set() if name in starts else set(carries) for name in scope.spec.states}
-    changed = True
-    while changed:
-        changed = False
-        for transition in scope.spec.transitions:
-            for state in sources_of(transition):
-                after = held[state] | set(transition.set) & carries
-                if state in reached and transition.to in held and not held[transition.to] <= after:
-                    held[transition.to] &= after
-                    changed = True
+    leaving: dict[str, list[Transition]] = {}
+    for transition in scope.spec.transitions:
+        for state in sources_of(transition):
+            leaving.setdefault(state, []).append(transition)
+    todo = [state for state in scope.spec.states if state in reached]
+    while todo:
+        state = todo.pop()
+        for transition in leaving.get(state, ()):
+            after = held[state] | set(transition.set) & carries
+            if transition.to in held and not held[transition.to] <= after:
+                held[transition.to] &= after
+                todo.append(transition.to)
     for state in scope.spec.states:
         missing = carries - held[state] if state in reached else set()
         seen: set[str] = set()
         for path, name in _reads(scope, state):
             if name in missing and name not in seen:
                 seen.add(name)
-                yield path, f"{quoted(name)} is read in the state {state}, but not set on every way from the start to it"
+                yield (
+                    path,
+                    f"{quoted(name)} is read in the state {state}, but not set on every way from the start to it",
+                )
 
 
 def _reads(scope: Scope, state: str) -> Iterator[tuple[Path, str]]:
@@ -114,7 +136,13 @@ def _transition_reads(scope: Scope, transition: Transition, path: Path) -> Itera
 
 def _unused(scope: Scope) -> Iterator[Violation]:
     spec = scope.spec
-    groups = (("params", "the parameter"), ("columns", "the column"), ("carry", "the carry"), ("forwards", "the forward"), ("events", "the event"))
+    groups = (
+        ("params", "the parameter"),
+        ("columns", "the column"),
+        ("carry", "the carry"),
+        ("forwards", "the forward"),
+        ("events", "the event"),
+    )
     for group, what in groups:
         for name in getattr(spec, group):
             if (group, name) not in scope.used and name not in scope.doubt:
@@ -123,12 +151,20 @@ def _unused(scope: Scope) -> Iterator[Violation]:
         if ("forwards", name) not in scope.used:
             continue  # its parts are unused with it
         for index, segment in enumerate(forward.rows):
-            if segment.logits != "none" and ("rows", name, segment.name) not in scope.used | {("rows", name, word) for word in scope.doubt}:
-                yield ("forwards", name, "rows", index, "logits"), f"no operator reads the logits of {segment.name}; write logits: none"
+            if segment.logits != "none" and ("rows", name, segment.name) not in scope.used | {
+                ("rows", name, word) for word in scope.doubt
+            }:
+                yield (
+                    ("forwards", name, "rows", index, "logits"),
+                    f"no operator reads the logits of {segment.name}; write logits: none",
+                )
         for index, op in enumerate(forward.ops):
             for result in listed(op.out):
                 if ("results", name, result) not in scope.used and result not in scope.doubt:
-                    yield ("forwards", name, "ops", index, "out"), f"the result {result} is never used; read it in a transition"
+                    yield (
+                        ("forwards", name, "ops", index, "out"),
+                        f"the result {result} is never used; read it in a transition",
+                    )
     for name, event in spec.events.items():
         for arg in event.args:
             if ("args", name, arg) not in scope.used and arg not in scope.doubt:

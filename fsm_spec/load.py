@@ -63,7 +63,10 @@ def _capped(findings: list[Finding]) -> list[Finding]:
         return findings
     last = findings[MAX_FINDINGS - 1]
     rest = len(findings) - MAX_FINDINGS
-    return [*findings[:MAX_FINDINGS], Finding(last.file, last.line, last.column, "", f"{rest} more findings follow")]
+    return [
+        *findings[:MAX_FINDINGS],
+        Finding(last.file, last.line, last.column, "", f"{rest} more findings follow"),
+    ]
 
 
 def _finding(read: Source, path: Path, message: str, place: Position | None = None) -> Finding:
@@ -105,7 +108,9 @@ def find(name_or_path: str | FilePath) -> FilePath:
     if text.casefold() in folded:
         return folded[text.casefold()]
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        siblings = [str(file) for file in sorted(path.parent.glob("*.y*ml"))[:200]] if path.parent.is_dir() else []
+        siblings = (
+            [str(file) for file in sorted(path.parent.glob("*.y*ml"))[:200]] if path.parent.is_dir() else []
+        )
         raise UserError(f"no spec file {text!r}{nearest(text, siblings or known)}")
     raise UserError(f"no spec is called {text!r}, and no such file exists{nearest(text, known)}")
 

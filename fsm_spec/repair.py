@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -102,9 +102,7 @@ class Draft:
         """Give the file's value at a path of the file; None where there is none."""
         value: Any = self.source.data
         for part in path:
-            if isinstance(value, dict) and part in value:
-                value = value[part]
-            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
                 value = value[part]
             else:
                 return None
@@ -114,9 +112,7 @@ class Draft:
         """Translate pydantic's location to a path of the file: tags of union branches fall away."""
         value, mended = self._view(self.source.data, ()), ()
         for part in loc:
-            if isinstance(value, dict) and part in value:
-                value = value[part]
-            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
                 value = value[part]
             else:
                 continue
@@ -212,7 +208,9 @@ def _sentence(error: dict[str, Any], draft: Draft, path: Path) -> tuple[str, Pos
         return f"expected {wanted}, found {describe(value)}", None
     if kind == "union_tag_not_found":
         missing = isinstance(value, dict) and "op" not in value
-        return ('the key "op" is missing' if missing else f"expected an operator, found {describe(value)}"), None
+        return (
+            'the key "op" is missing' if missing else f"expected an operator, found {describe(value)}"
+        ), None
     if kind == "string_pattern_mismatch":
         return f"{quoted(value)} is no name; names are letters, digits and _, and start with no digit", None
     if kind == "string_too_long":
@@ -224,7 +222,11 @@ def _sentence(error: dict[str, Any], draft: Draft, path: Path) -> tuple[str, Pos
         return f"there are {len(value)} items here; {bound}", None
     cause = ctx.get("error")
     inner = draft.source.inner.get(path)
-    place = (draft.source.lines[path][0], inner + cause.offset) if isinstance(cause, ExpressionError) and inner else None
+    place = (
+        (draft.source.lines[path][0], inner + cause.offset)
+        if isinstance(cause, ExpressionError) and inner
+        else None
+    )
     return str(cause or error["msg"]), place
 
 
@@ -256,7 +258,11 @@ def _keys(path: Path, draft: Draft) -> list[str]:
         kinds = [inner for kind in kinds for inner in _inside(kind, part)]
     models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
     tag = (draft.replaced.get((*path, "op")) or (draft.at(path) or {}).get("op")) if models else None
-    chosen = [model for model in models if "op" not in model.model_fields or tag in get_args(model.model_fields["op"].annotation)]
+    chosen = [
+        model
+        for model in models
+        if "op" not in model.model_fields or tag in get_args(model.model_fields["op"].annotation)
+    ]
     return [field.alias or name for model in chosen for name, field in model.model_fields.items()]
 
 

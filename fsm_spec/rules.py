@@ -40,7 +40,18 @@ def violations(spec: Spec, doubt: set[str] | None = None) -> list[Violation]:
 
 def _all(scope: Scope) -> Iterator[Violation]:
     sound = True
-    for rule in (_names, _params, _columns, _carries, _forwards, _states, _events, _transitions, _check, fates.rules):
+    for rule in (
+        _names,
+        _params,
+        _columns,
+        _carries,
+        _forwards,
+        _states,
+        _events,
+        _transitions,
+        _check,
+        fates.rules,
+    ):
         for violation in rule(scope):
             sound = False
             yield violation
@@ -54,7 +65,12 @@ def _names(scope: Scope) -> Iterator[Violation]:
     """Names of one spec mean one thing: params, columns, carries and results share their places."""
     spec = scope.spec
     first: dict[str, str] = {}
-    for group, what in (("params", "a parameter"), ("columns", "a column"), ("carry", "a carry"), ("states", "a state")):
+    for group, what in (
+        ("params", "a parameter"),
+        ("columns", "a column"),
+        ("carry", "a carry"),
+        ("states", "a state"),
+    ):
         for name in getattr(spec, group):
             yield from _taken(name, (group, name), first)
             if group != "states" or name not in first:
@@ -76,7 +92,10 @@ def _local_names(name: str, forward: Forward, first: Mapping[str, str]) -> Itera
     segments: set[str] = set()
     for index, segment in enumerate(forward.rows):
         if segment.name in segments:
-            yield ("forwards", name, "rows", index, "name"), f"a second segment is called {quoted(segment.name)}; names are unique in a forward"
+            yield (
+                ("forwards", name, "rows", index, "name"),
+                f"a second segment is called {quoted(segment.name)}; names are unique in a forward",
+            )
         segments.add(segment.name)
     known = dict(first)
     for index, op in enumerate(forward.ops):
@@ -99,13 +118,19 @@ def _params(scope: Scope) -> Iterator[Violation]:
         low, high = param.range
         if low > high:
             ordered = False
-            yield ("params", name, "range"), f"the range runs from {low} down to {high}; the smaller value stands first"
+            yield (
+                ("params", name, "range"),
+                f"the range runs from {low} down to {high}; the smaller value stands first",
+            )
             continue
         for key in ("default", "check"):
             value = getattr(param, key)
             if not low <= value <= high:
                 ordered = False
-                yield ("params", name, key), f"{key} {value} of {name} is out of range; choose {low} to {high}"
+                yield (
+                    ("params", name, key),
+                    f"{key} {value} of {name} is out of range; choose {low} to {high}",
+                )
     place = scope.place(columns=False)
     for index, condition in enumerate(spec.require):
         found = list(scope.numbers(condition, ("require", index), place))
@@ -126,10 +151,15 @@ def _columns(scope: Scope) -> Iterator[Violation]:
     whole, params = scope.place(), scope.place(columns=False)
     above = set(BUILT_IN_COLUMNS)
     for name, column in scope.spec.columns.items():
-        later = [read for read in expression.names(column.init) if read in scope.spec.columns and read not in above]
+        later = [
+            read for read in expression.names(column.init) if read in scope.spec.columns and read not in above
+        ]
         yield from scope.numbers(column.init, ("columns", name, "init"), whole)
         for read in dict.fromkeys(later):
-            yield ("columns", name, "init"), f"{quoted(read)} is not declared above {quoted(name)}; put it first"
+            yield (
+                ("columns", name, "init"),
+                f"{quoted(read)} is not declared above {quoted(name)}; put it first",
+            )
         yield from scope.numbers(column.max, ("columns", name, "max"), params)
         above.add(name)
 
@@ -142,7 +172,11 @@ def _carries(scope: Scope) -> Iterator[Violation]:
         sizes = [size for size in carry.shape if size not in vocab]
         for size in sizes:
             yield from scope.numbers(size, path, place)  # type: ignore[arg-type]
-        fits = len(carry.shape) == 1 if carry.type == "token" else len(carry.shape) == 2 and carry.shape[1] in vocab
+        fits = (
+            len(carry.shape) == 1
+            if carry.type == "token"
+            else len(carry.shape) == 2 and carry.shape[1] in vocab
+        )
         if not fits or len(sizes) != 1:
             wanted = "[COUNT]" if carry.type == "token" else "[COUNT, vocab]"
             yield path, f"a carry of type {carry.type} has the shape {wanted}"
@@ -162,11 +196,17 @@ def _forwards(scope: Scope) -> Iterator[Violation]:
         for index, op in enumerate(forward.ops):
             yield from _operator(scope, name, index, op, (*path, "ops", index))
     if spec.forwards:
-        for key, why in (("contract", "what holds where a round starts"), ("lossless", "what the spec claims about its tokens")):
+        for key, why in (
+            ("contract", "what holds where a round starts"),
+            ("lossless", "what the spec claims about its tokens"),
+        ):
             if getattr(spec, key) is None and key not in scope.doubt:
                 yield ("forwards",), f'a spec with forwards says {why}; add the key "{key}"'
         if spec.events:
-            yield ("events",), "events belong to abstract models without forwards; a forward's completion needs none"
+            yield (
+                ("events",),
+                "events belong to abstract models without forwards; a forward's completion needs none",
+            )
 
 
 def _segment(scope: Scope, segment: Segment, path: Path) -> Iterator[Violation]:
@@ -181,7 +221,10 @@ def _segment(scope: Scope, segment: Segment, path: Path) -> Iterator[Violation]:
             yield (*path, "source"), f"{source.name} is one token on every row and takes no slice"
         return
     if source.name == "text":
-        yield (*path, "source"), "the text of the prompt is fed by prefill, which is built in; name a carry, mask or noise"
+        yield (
+            (*path, "source"),
+            "the text of the prompt is fed by prefill, which is built in; name a carry, mask or noise",
+        )
         return
     sources = {**scope.carries, **dict.fromkeys(("mask", "noise"), Value("token"))}
     yield from scope.piece(source, (*path, "source"), sources, "", place, "token")
@@ -193,7 +236,10 @@ def _segment(scope: Scope, segment: Segment, path: Path) -> Iterator[Violation]:
 def _rows_fit(scope: Scope, segment: Segment, length: Expr, path: Path) -> Iterator[Violation]:
     off = scope.off_by(segment.count, length)
     if off is not None and off[0] > 0:
-        yield (*path, "count"), f"{to_text(segment.count)} rows of {segment.name} read {to_text(length)} tokens of {segment.source}: {off[0]} too many{off[1]}"
+        yield (
+            (*path, "count"),
+            f"{to_text(segment.count)} rows of {segment.name} read {to_text(length)} tokens of {segment.source}: {off[0]} too many{off[1]}",
+        )
 
 
 def _operator(scope: Scope, forward: str, index: int, op: Operation, path: Path) -> Iterator[Violation]:
@@ -220,7 +266,10 @@ def _accept(scope: Scope, forward: Forward, op: Accept, path: Path, place: Place
     if op.q is not None:
         yield from scope.piece(Piece(op.q), (*path, "q"), scope.carries, "", place, "law")
         if op.rule != "rejection":
-            yield (*path, "q"), f"the rule {op.rule} reads no law of the drafts; remove q, or write rule: rejection"
+            yield (
+                (*path, "q"),
+                f"the rule {op.rule} reads no law of the drafts; remove q, or write rule: rejection",
+            )
     rows = scope.row_count(forward, op.rows)
     whole = scope.carries[op.drafts.name].length if op.drafts.name in scope.carries else None
     if rows is None or whole is None:
@@ -228,7 +277,10 @@ def _accept(scope: Scope, forward: Forward, op: Accept, path: Path, place: Place
     wanted = expression.add(op.drafts.length(whole), expression.Const(1))
     off = scope.off_by(rows, wanted)
     if off is not None:
-        yield (*path, "rows"), f"{to_text(rows)} rows judge {op.drafts}; one row more than drafts is needed, {to_text(wanted)}{off[1]}"
+        yield (
+            (*path, "rows"),
+            f"{to_text(rows)} rows judge {op.drafts}; one row more than drafts is needed, {to_text(wanted)}{off[1]}",
+        )
 
 
 # States and transitions ---------------------------------------------------------------------------------------
@@ -251,7 +303,10 @@ def _states(scope: Scope) -> Iterator[Violation]:
                 yield from scope.unknown(state.forward, "the forward", spec.forwards, (*path, "forward"))
         elif spec.forwards:
             if "forward" not in scope.doubt:
-                yield path, f"the state {name} runs no forward; name one of {', '.join(islice(spec.forwards, 12))}"
+                yield (
+                    path,
+                    f"the state {name} runs no forward; name one of {', '.join(islice(spec.forwards, 12))}",
+                )
         elif state.kv is None and "kv" not in scope.doubt:
             yield path, f"the state {name} runs no forward, so it says which slots it holds; add the key kv"
         yield from _holding(scope, name)
@@ -284,7 +339,10 @@ def _transitions(scope: Scope) -> Iterator[Violation]:
             if state in spec.states:
                 known.append(state)
             elif state in LIFE_CYCLE_STATES:
-                yield inside, f"the state {state} is built in, and so are its transitions; a spec writes rounds only"
+                yield (
+                    inside,
+                    f"the state {state} is built in, and so are its transitions; a spec writes rounds only",
+                )
             else:
                 yield from scope.unknown(state, "the state", spec.states, inside)
         if transition.to in ("wait", "prefill"):
@@ -302,7 +360,10 @@ def _event_of(scope: Scope, transition: Transition, path: Path) -> Iterator[Viol
         if not spec.forwards and "on" not in scope.doubt:
             yield path, 'no forward completes here, so the transition names its event; add the key "on"'
     elif spec.forwards:
-        yield (*path, "on"), "the event is the completion of the state's forward and is not written; remove on"
+        yield (
+            (*path, "on"),
+            "the event is the completion of the state's forward and is not written; remove on",
+        )
     elif transition.on not in spec.events:
         yield from scope.unknown(transition.on, "the event", spec.events, (*path, "on"))
     else:
@@ -316,14 +377,17 @@ def _effects(scope: Scope, transition: Transition, state: str, path: Path) -> It
         return  # the state's own finding says why its results are not known
     results = scope.results.get(forward, {})
     event = scope.spec.events.get(transition.on or "")
-    args = {arg: ("args", transition.on or "") for arg in event.args} if event is not None else {}
+    args = dict.fromkeys(event.args, ("args", transition.on or "")) if event is not None else {}
     place = scope.place(results=results, forward=forward, **args)
     yield from scope.numbers(transition.when, (*path, "when"), place)
     yield from scope.numbers(transition.keep, (*path, "keep"), place)
     values = {**scope.carries, **results}
     for position, piece in enumerate(transition.emit):
         if piece.name == "mask":
-            yield (*path, "emit", position), "the mask token is never emitted; name a carry or an operator's tokens"
+            yield (
+                (*path, "emit", position),
+                "the mask token is never emitted; name a carry or an operator's tokens",
+            )
         else:
             yield from scope.piece(piece, (*path, "emit", position), values, forward, place, "token")
     for target, value in transition.set.items():
@@ -339,7 +403,10 @@ def _assignment(
         yield from _column_set(scope, target, value, path, place)
     elif target in (*BUILT_IN_COLUMNS, "state"):
         movers = {"kv": "keep", "emitted": "emit", "state": "to"}
-        yield path, f"{quoted(target)} is built in; it is moved by {movers.get(target, 'nothing')}, never by set"
+        yield (
+            path,
+            f"{quoted(target)} is built in; it is moved by {movers.get(target, 'nothing')}, never by set",
+        )
     elif target in scope.spec.params:
         yield path, f"{quoted(target)} is a parameter, fixed for the run; set takes columns and carries"
     else:
@@ -379,7 +446,9 @@ def _carry_set(
     lengths = [values[piece.name].length for piece in pieces if piece.name in values]
     if filled or carry.length is None or None in lengths or len(lengths) < len(pieces):
         return
-    total = expression.total(piece.length(length) for piece, length in zip(pieces, lengths, strict=True) if length is not None)
+    total = expression.total(
+        piece.length(length) for piece, length in zip(pieces, lengths, strict=True) if length is not None
+    )
     off = scope.off_by(total, carry.length)
     if off is not None:
         yield path, f"{quoted(target)} holds {to_text(carry.length)}, and {to_text(total)} are set{off[1]}"
@@ -395,6 +464,7 @@ def _check(scope: Scope) -> Iterator[Violation]:
             yield from scope.numbers(condition, ("check", group, text), place)
     wanted = spec.check.eventually
     if wanted not in spec.states and wanted not in LIFE_CYCLE_STATES and wanted not in scope.doubt:
-        yield ("check", "eventually"), f"the state {quoted(wanted)} is not declared{nearest(wanted, [*spec.states, 'end'])}"
-
-
+        yield (
+            ("check", "eventually"),
+            f"the state {quoted(wanted)} is not declared{nearest(wanted, [*spec.states, 'end'])}",
+        )

@@ -52,7 +52,9 @@ class Scope:
     def __post_init__(self) -> None:
         spec = self.spec
         self.columns = {*spec.columns, *BUILT_IN_COLUMNS}
-        self.carries = {name: Value(carry.type, first_size(carry.shape)) for name, carry in spec.carry.items()}
+        self.carries = {
+            name: Value(carry.type, first_size(carry.shape)) for name, carry in spec.carry.items()
+        }
         if spec.contract is not None:
             self.carries[PENDING] = Value("token", Const(1))
         # A spec that claims nothing about its tokens may emit what no verifier saw.
@@ -116,12 +118,22 @@ class Scope:
             if not any(expression.divisors(divisor)) and expression.interval(divisor, bounds)[0] >= 1:
                 return
         if not names & self.doubt:
-            yield path, f"the divisor {to_text(divisor)} may be 0, negative or a column; divide by a constant or a parameter of 1 or more"
+            yield (
+                path,
+                f"the divisor {to_text(divisor)} may be 0, negative or a column; divide by a constant or a parameter of 1 or more",
+            )
 
-    def place(self, *, columns: bool = True, results: Mapping[str, Value] | None = None, forward: str = "", **more: tuple[str, ...]) -> Place:
+    def place(
+        self,
+        *,
+        columns: bool = True,
+        results: Mapping[str, Value] | None = None,
+        forward: str = "",
+        **more: tuple[str, ...],
+    ) -> Place:
         """Describe a place where numbers are read: parameters always, columns and counts as given."""
         numbers: dict[str, tuple[str, ...]] = dict(more)
-        others = {name: "a carry" for name in self.carries} | {name: "no number" for name in ("mask", "noise", "text", "vocab")}
+        others = dict.fromkeys(self.carries, "a carry") | dict.fromkeys(("mask", "noise", "text", "vocab"), "no number")
         for name in self.columns:
             if columns:
                 numbers[name] = ("columns",)
@@ -135,10 +147,20 @@ class Scope:
                 numbers[name] = ("results", forward)
             else:
                 others[name] = "tokens" if value.kind == "token" else "a law"
-        allowed = ["parameters", *(["columns"] if columns else []), *(["counts of the state's own forward"] if results is not None else [])]
-        return Place(numbers, others, f"allowed are {' and '.join([', '.join(allowed[:-1]), allowed[-1]] if len(allowed) > 1 else allowed)}")
+        allowed = [
+            "parameters",
+            *(["columns"] if columns else []),
+            *(["counts of the state's own forward"] if results is not None else []),
+        ]
+        return Place(
+            numbers,
+            others,
+            f"allowed are {' and '.join([', '.join(allowed[:-1]), allowed[-1]] if len(allowed) > 1 else allowed)}",
+        )
 
-    def piece(self, piece: Piece, path: Path, values: Mapping[str, Value], forward: str, place: Place, wanted: Kind) -> Iterator[Violation]:
+    def piece(
+        self, piece: Piece, path: Path, values: Mapping[str, Value], forward: str, place: Place, wanted: Kind
+    ) -> Iterator[Violation]:
         """Check a piece that is read as tokens or as a law: its name, its kind, the names in its bounds."""
         for edge in (piece.start, piece.stop):
             if edge is not None:
@@ -152,17 +174,24 @@ class Scope:
             else:
                 yield from self.unknown(piece.name, "the carry or result", values, path)
             return
-        self.used.add(("carry", piece.name) if piece.name in self.carries else ("results", forward, piece.name))
+        self.used.add(
+            ("carry", piece.name) if piece.name in self.carries else ("results", forward, piece.name)
+        )
         if value.kind != wanted:
             kinds = {"token": "tokens", "law": "a law", "count": "a count"}
-            yield path, f"{quoted(piece.name)} is {kinds[value.kind]} where {kinds[wanted]} {'are' if wanted == 'token' else 'is'} needed"
+            yield (
+                path,
+                f"{quoted(piece.name)} is {kinds[value.kind]} where {kinds[wanted]} {'are' if wanted == 'token' else 'is'} needed",
+            )
 
     # Lengths --------------------------------------------------------------------------------------------------
 
     def off_by(self, left: Expr, right: Expr) -> tuple[int, str] | None:
         """Tell by how much two lengths differ for the default or the checker's parameters; None: equal or unknown."""
         gap = difference(left, right)
-        if not set(expression.names(gap)) <= set(self.spec.params) or any(True for _ in expression.divisors(gap)):
+        if not set(expression.names(gap)) <= set(self.spec.params) or any(
+            True for _ in expression.divisors(gap)
+        ):
             return None
         for values in self.settings():
             value = evaluate(gap, values)
@@ -173,7 +202,10 @@ class Scope:
     def settings(self) -> list[dict[str, int]]:
         """Give the default and the checker's values of the parameters."""
         params = self.spec.params.items()
-        return [{name: param.default for name, param in params}, {name: param.check for name, param in params}]
+        return [
+            {name: param.default for name, param in params},
+            {name: param.check for name, param in params},
+        ]
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,9 @@ class _Composer:
         except yaml.MarkedYAMLError as error:
             self._syntax(error)
         if not isinstance(root.value, dict):
-            self._fatal(root.line, root.column, "a spec is a mapping of keys such as spec, forwards and states")
+            self._fatal(
+                root.line, root.column, "a spec is a mapping of keys such as spec, forwards and states"
+            )
         places = {(): (root.line, root.column)}
         source = Source(self.file, self.text, {}, places, {}, {}, self.findings, self.broken, self.dropped)
         source.data.update(_expand(root, (), source))
@@ -156,7 +158,9 @@ class _Composer:
         next(self.events)  # the stream's start
         event = next(self.events)
         if isinstance(event, yaml.StreamEndEvent):
-            self._fatal(1, 1, "the file is empty; a spec is a mapping of keys such as spec, forwards and states")
+            self._fatal(
+                1, 1, "the file is empty; a spec is a mapping of keys such as spec, forwards and states"
+            )
         root = self._node(next(self.events), 0)
         next(self.events)  # the document's end
         event = next(self.events)
@@ -195,7 +199,9 @@ class _Composer:
         if depth > MAX_DEPTH:
             self._fatal(line, column, f"the file is nested more than {MAX_DEPTH} deep")
         if event.tag is not None:
-            self._report(line, column, f"the tag {quoted(event.tag)} has no meaning here; remove it, or quote a text")
+            self._report(
+                line, column, f"the tag {quoted(event.tag)} has no meaning here; remove it, or quote a text"
+            )
         if event.anchor is not None:
             self.anchors[event.anchor] = None
         if isinstance(event, yaml.ScalarEvent):
@@ -216,7 +222,9 @@ class _Composer:
             return _Node(None, line, column)
         node = self.anchors[event.anchor]
         if node is None:
-            self._fatal(line, column, f"the alias *{event.anchor} stands inside its own anchor &{event.anchor}")
+            self._fatal(
+                line, column, f"the alias *{event.anchor} stands inside its own anchor &{event.anchor}"
+            )
         self._count(node.size, event)
         if depth + node.height > MAX_DEPTH:
             self._fatal(line, column, f"the file is nested more than {MAX_DEPTH} deep, anchors expanded")

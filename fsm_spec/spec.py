@@ -88,7 +88,9 @@ PieceText = Annotated[
 Assignment = Annotated[
     str | int | list[str],
     PlainValidator(_parse_assignment),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer"}, {"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    ),
 ]
 NameText = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=64)]
 Small = Annotated[int, Field(ge=-MAX_VALUE, le=MAX_VALUE, strict=True)]
@@ -98,13 +100,15 @@ Flag = Annotated[bool, Field(strict=True)]
 class Node(BaseModel):
     """Be the base of all parts of a spec: unknown keys are refused, values do not change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Lossless(Node):
     """Say what the spec claims about its output law; tests hold it to that."""
 
-    claim: Literal["greedy", "sampling", "no"] = Field(description="greedy: equals greedy AR decoding; sampling: the output law equals the target's; no: neither")
+    claim: Literal["greedy", "sampling", "no"] = Field(
+        description="greedy: equals greedy AR decoding; sampling: the output law equals the target's; no: neither"
+    )
     why: str = Field(description="the reason, in a few words")
 
 
@@ -129,8 +133,12 @@ class Column(Node):
 class Carry(Node):
     """Declare a device tensor that lives across forwards of a request."""
 
-    shape: list[IntExpr | Literal["vocab"]] = Field(description="sizes; vocab stands for the vocabulary", max_length=3)
-    type: Literal["token", "law"] = Field(description="token: ids; law: float32 distributions over the vocabulary")
+    shape: list[IntExpr | Literal["vocab"]] = Field(
+        description="sizes; vocab stands for the vocabulary", max_length=3
+    )
+    type: Literal["token", "law"] = Field(
+        description="token: ids; law: float32 distributions over the vocabulary"
+    )
     about: str = Field(default="", description="what it holds")
 
 
@@ -139,43 +147,73 @@ class Segment(Node):
 
     name: NameText = Field(description="name by which operators refer to these rows")
     source: PieceText = Field(description="text of the rows: mask, noise, or a carry, whole or sliced")
-    count: IntExpr = Field(default=expression.Const(1), description="number of rows; ragged where it reads a column")
-    at: IntExpr | None = Field(default=None, description="position of the first row; kv plus the rows before by default")
-    slot: IntExpr | None = Field(default=None, description="cache slot of the first row; its position by default")
-    weights: Literal["base", "adapter"] = Field(default="base", description="adapter adds the low-rank draft adapter on these rows")
-    logits: Literal["none", "shifted", "own"] = Field(default="none", description="shifted: a row predicts the next position; own: its own position")
-    kv: Literal["keep", "provisional", "scratch"] = Field(description="keep: stays; provisional: stays up to the accepted count; scratch: read by no other forward")
+    count: IntExpr = Field(
+        default=expression.Const(1), description="number of rows; ragged where it reads a column"
+    )
+    at: IntExpr | None = Field(
+        default=None, description="position of the first row; kv plus the rows before by default"
+    )
+    slot: IntExpr | None = Field(
+        default=None, description="cache slot of the first row; its position by default"
+    )
+    weights: Literal["base", "adapter"] = Field(
+        default="base", description="adapter adds the low-rank draft adapter on these rows"
+    )
+    logits: Literal["none", "shifted", "own"] = Field(
+        default="none", description="shifted: a row predicts the next position; own: its own position"
+    )
+    kv: Literal["keep", "provisional", "scratch"] = Field(
+        description="keep: stays; provisional: stays up to the accepted count; scratch: read by no other forward"
+    )
 
 
 class Sample(Node):
     """Draw one token for each row."""
 
-    op: Literal["sample"]
+    op: Literal["sample"] = Field(description="draw one token for each row")
     rows: NameText | list[NameText] = Field(description="segments whose logits are read")
-    rule: Literal["law", "argmax"] = Field(default="law", description="law: draw from the processed distribution; argmax: its most likely token")
-    out: NameText | Annotated[list[NameText], Field(min_length=1, max_length=2)] = Field(description="tokens, or [tokens, law]")
+    rule: Literal["law", "argmax"] = Field(
+        default="law", description="law: draw from the processed distribution; argmax: its most likely token"
+    )
+    out: NameText | Annotated[list[NameText], Field(min_length=1, max_length=2)] = Field(
+        description="tokens, or [tokens, law]"
+    )
 
 
 class Accept(Node):
     """Judge drafts from left to right and give the token that follows the accepted run."""
 
-    op: Literal["accept"]
-    rule: Literal["greedy", "match", "rejection"] = Field(description="greedy: equals the argmax; match: equals the target's own sample; rejection: min(1, p/q) with the residual")
+    op: Literal["accept"] = Field(description="judge drafts from left to right")
+    rule: Literal["greedy", "match", "rejection"] = Field(
+        description="greedy: equals the argmax; match: equals the target's own sample; rejection: min(1, p/q) with the residual"
+    )
     drafts: PieceText = Field(description="the drafts judged")
-    q: NameText | None = Field(default=None, description="carry with the drafts' law; without it a draft is a point mass")
-    rows: NameText | list[NameText] = Field(description="row i judges draft i; the last live row gives the bonus token")
-    out: Annotated[list[NameText], Field(min_length=2, max_length=2)] = Field(description="[accepted count, next token]")
+    q: NameText | None = Field(
+        default=None, description="carry with the drafts' law; without it a draft is a point mass"
+    )
+    rows: NameText | list[NameText] = Field(
+        description="row i judges draft i; the last live row gives the bonus token"
+    )
+    out: Annotated[list[NameText], Field(min_length=2, max_length=2)] = Field(
+        description="[accepted count, next token]"
+    )
 
 
 class Lookup(Node):
     """Propose the tokens that followed the newest words where they stood before (prompt lookup)."""
 
-    op: Literal["lookup"]
+    op: Literal["lookup"] = Field(description="propose what followed the newest tokens before")
     size: IntExpr = Field(description="most tokens proposed")
-    min: IntExpr = Field(default=expression.Const(1), description="shortest run of newest tokens that must be found")
+    min: IntExpr = Field(
+        default=expression.Const(1), description="shortest run of newest tokens that must be found"
+    )
     max: IntExpr = Field(description="longest run tried first")
-    out: Annotated[list[NameText], Field(min_length=2, max_length=2)] = Field(description="[drafts, count found]")
-    from_: Literal["text"] = Field(default="text", alias="from", description="where to look: prompt and emitted tokens")
+    out: Annotated[list[NameText], Field(min_length=2, max_length=2)] = Field(
+        description="[drafts, count found]"
+    )
+    from_: Literal["text"] = Field(
+        default="text", alias="from", description="where to look: prompt and emitted tokens"
+    )
 
 
 def _kind(value: Any) -> str | None:
@@ -193,16 +231,24 @@ class Forward(Node):
     """Describe one pass of the target model: its rows in segments, and the operators on its logits, in order."""
 
     about: str = Field(default="", description="what it does")
-    attention: Literal["causal", "bidirectional"] = Field(default="causal", description="which rows of its block a row sees; committed KV is always seen")
-    rows: list[Segment] = Field(description="segments in row order; none for operators that need no model", max_length=MAX_ITEMS)
-    ops: list[Operation] = Field(default_factory=list, description="operators, in order", max_length=MAX_ITEMS)
+    attention: Literal["causal", "bidirectional"] = Field(
+        default="causal", description="which rows of its block a row sees; committed KV is always seen"
+    )
+    rows: list[Segment] = Field(
+        description="segments in row order; none for operators that need no model", max_length=MAX_ITEMS
+    )
+    ops: list[Operation] = Field(
+        default_factory=list, description="operators, in order", max_length=MAX_ITEMS
+    )
 
 
 class Holding(Node):
     """State the KV slots that a state holds, by kind."""
 
     committed: IntExpr = Field(default=expression.Const(0), description="slots of verified tokens")
-    provisional: IntExpr = Field(default=expression.Const(0), description="slots kept up to the accepted count")
+    provisional: IntExpr = Field(
+        default=expression.Const(0), description="slots kept up to the accepted count"
+    )
     scratch: IntExpr = Field(default=expression.Const(0), description="slots that no other forward reads")
 
 
@@ -210,45 +256,74 @@ class State(Node):
     """Describe a state of a request; wait, prefill and end are built in."""
 
     about: str = Field(default="", description="what the request does here")
-    phase: Literal["draft", "verify", "commit", "refresh"] = Field(description="label for diagrams and reports")
+    phase: Literal["draft", "verify", "commit", "refresh"] = Field(
+        description="label for diagrams and reports"
+    )
     forward: NameText | None = Field(default=None, description="the forward that runs here")
     round: Flag = Field(default=False, description="pages, preemption and policies act here only")
     start: Flag = Field(default=False, description="the state after prefill; exactly one, and a round state")
-    kv: Holding | None = Field(default=None, description="asserted holding; required in a state without a forward")
-    ignore: list[NameText] = Field(default_factory=list, description="declared events that do nothing here")
+    kv: Holding | None = Field(
+        default=None, description="asserted holding; required in a state without a forward"
+    )
+    ignore: list[NameText] = Field(
+        default_factory=list, description="declared events that do nothing here", max_length=MAX_ITEMS
+    )
 
 
 class EventArg(Node):
     """Bound an event's argument."""
 
-    range: tuple[IntExpr, IntExpr] = Field(description="smallest and largest value, over parameters and columns")
+    range: tuple[IntExpr, IntExpr] = Field(
+        description="smallest and largest value, over parameters and columns"
+    )
 
 
 class Event(Node):
     """Declare an event of an abstract model; forwards declare theirs by their operators."""
 
     about: str = Field(default="", description="when it happens")
-    args: dict[NameText, EventArg] = Field(default_factory=dict, description="arguments by name")
+    args: dict[NameText, EventArg] = Field(
+        default_factory=dict, description="arguments by name", max_length=MAX_ITEMS
+    )
 
 
 class Transition(Node):
     """Say what one event does to a request; all right-hand sides read the values before it."""
 
     from_: NameText | list[NameText] = Field(alias="from", description="state, or list of states")
-    on: NameText | None = Field(default=None, description="declared event; completion of the forward by default")
-    when: BoolExpr = Field(default=expression.Const(1, boolean=True), description="guard; guards of one state and event are disjoint and complete")
+    on: NameText | None = Field(
+        default=None, description="declared event; completion of the forward by default"
+    )
+    when: BoolExpr = Field(
+        default=expression.Const(1, boolean=True),
+        description="guard; guards of one state and event are disjoint and complete",
+    )
     to: NameText = Field(description="target state; end where the cut ends the request")
-    keep: IntExpr = Field(default=expression.Const(0), description="first rows of the forward whose KV becomes committed")
-    emit: list[PieceText] = Field(default_factory=list, description="tokens that become final, in order")
-    set: dict[NameText, Assignment] = Field(default_factory=dict, description="columns and carries written, all at once")
-    progress: Flag = Field(default=False, description="asserts that the transition brings the request nearer to its end")
+    keep: IntExpr = Field(
+        default=expression.Const(0), description="first rows of the forward whose KV becomes committed"
+    )
+    emit: list[PieceText] = Field(
+        default_factory=list, description="tokens that become final, in order", max_length=MAX_ITEMS
+    )
+    set: dict[NameText, Assignment] = Field(
+        default_factory=dict, description="columns and carries written, all at once", max_length=MAX_ITEMS
+    )
+    progress: Flag = Field(
+        default=False, description="asserts that the transition brings the request nearer to its end"
+    )
 
 
 class Check(Node):
     """List the properties that `fsm-spec check` decides, each under a sentence."""
 
-    always: dict[str, BoolExpr] = Field(default_factory=dict, description="holds at every round point")
-    sometimes: dict[str, BoolExpr] = Field(default_factory=dict, description="happens on some way: guards against specs in which nothing happens")
+    always: dict[str, BoolExpr] = Field(
+        default_factory=dict, description="holds at every round point", max_length=MAX_ITEMS
+    )
+    sometimes: dict[str, BoolExpr] = Field(
+        default_factory=dict,
+        description="happens on some way: guards against specs in which nothing happens",
+        max_length=MAX_ITEMS,
+    )
     eventually: str = Field(default="end", description="state that every request reaches")
 
 
@@ -258,15 +333,36 @@ class Spec(Node):
     spec: NameText = Field(description="name of the algorithm")
     about: str = Field(default="", description="the algorithm in a few sentences")
     source: str = Field(default="", description="paper or implementation it follows")
-    lossless: Lossless | None = Field(default=None, description="claim about the output law; required where a forward runs")
-    params: dict[NameText, Param] = Field(default_factory=dict, description="integers fixed for a run")
-    require: list[BoolExpr] = Field(default_factory=list, description="conditions that parameters satisfy together")
-    contract: Literal["pending", "full"] | None = Field(default=None, description="pending: KV = prompt + emitted - 1 where a round starts; full: KV = prompt + emitted")
-    columns: dict[NameText, Column] = Field(default_factory=dict, description="integers of each request; prompt, limit, emitted and kv are built in")
-    carry: dict[NameText, Carry] = Field(default_factory=dict, description="tensors of each request; pending, the newest token, is built in")
-    forwards: dict[NameText, Forward] = Field(default_factory=dict, description="passes of the model")
-    states: dict[NameText, State] = Field(description="states of a round", min_length=1)
-    events: dict[NameText, Event] = Field(default_factory=dict, description="events of an abstract model without forwards")
+    lossless: Lossless | None = Field(
+        default=None, description="claim about the output law; required where a forward runs"
+    )
+    params: dict[NameText, Param] = Field(
+        default_factory=dict, description="integers fixed for a run", max_length=MAX_ITEMS
+    )
+    require: list[BoolExpr] = Field(
+        default_factory=list, description="conditions that parameters satisfy together", max_length=MAX_ITEMS
+    )
+    contract: Literal["pending", "full"] | None = Field(
+        default=None,
+        description="pending: KV = prompt + emitted - 1 where a round starts; full: KV = prompt + emitted",
+    )
+    columns: dict[NameText, Column] = Field(
+        default_factory=dict,
+        description="integers of each request; prompt, limit, emitted and kv are built in",
+        max_length=MAX_ITEMS,
+    )
+    carry: dict[NameText, Carry] = Field(
+        default_factory=dict,
+        description="tensors of each request; pending, the newest token, is built in",
+        max_length=MAX_ITEMS,
+    )
+    forwards: dict[NameText, Forward] = Field(
+        default_factory=dict, description="passes of the model", max_length=MAX_ITEMS
+    )
+    states: dict[NameText, State] = Field(description="states of a round", min_length=1, max_length=MAX_ITEMS)
+    events: dict[NameText, Event] = Field(
+        default_factory=dict, description="events of an abstract model without forwards", max_length=MAX_ITEMS
+    )
     transitions: list[Transition] = Field(description="what each event does", max_length=MAX_ITEMS)
     check: Check = Field(default_factory=Check, description="properties to check")
 
