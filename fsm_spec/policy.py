@@ -7,12 +7,14 @@ counts and the table, never tokens, carries or time, so that its choices cannot 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fsm_spec import source
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.expression import evaluate
 from fsm_spec.step import evaluate as evaluate_columns
@@ -94,17 +96,23 @@ class Plan:
     blocked: tuple[int, ...] = ()
 
 
+def shipped_policies() -> dict[str, Path]:
+    """List the policy files that come with the package, by name."""
+    folder = Path(str(resources.files("fsm_spec.specs"))) / "policies"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
 def load_policy(name_or_path: str) -> Policy:
-    """Give a policy by the name of its admission rule, or read it from a YAML file; raises UserError."""
+    """Give a policy by its admission rule or shipped name, or read it from a YAML file; raises UserError."""
     if name_or_path in ADMISSIONS:
         return Policy.model_validate({"policy": name_or_path, "admit": name_or_path})
-    path = Path(name_or_path)
+    path = shipped_policies().get(name_or_path.casefold(), Path(name_or_path))
     if not path.is_file():
-        raise UserError(f"no policy is called {name_or_path!r} and no such file exists{nearest(name_or_path, ADMISSIONS)}")
-    from fsm_spec.source import read_mapping
-
+        known = [*ADMISSIONS, *shipped_policies()]
+        raise UserError(f"no policy is called {name_or_path!r} and no such file exists{nearest(name_or_path, known)}")
+    data = source.compose(source.read(path, str(path)), str(path)).data
     try:
-        return Policy.model_validate(read_mapping(path))
+        return Policy.model_validate(data)
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"])

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Array = Any
 Columns = dict[str, Array]
 
+# Row and transition of an event that the state ignores.
+IGNORED: Final = -1
+
 _BOOLEAN: Final = {"and": "&", "or": "|"}
 
 
@@ -201,14 +204,17 @@ class _Source:
 
     def __init__(self, table: Table, event: str) -> None:
         self.table = table
-        self.plan = table.events.get(event)
         self.rows: tuple[Row, ...] = table.rows_of(event)
+        self.plan = table.events[event]
+        if self.plan.ignored:
+            # An ignored event changes nothing and takes no transition.
+            self.rows = (Row(IGNORED, self.plan.ignored, event, ""), *self.rows)
         self.emit = _Emitter(table)
 
     def text(self) -> str:
         """Give the function `step(c, a) -> (columns, transition, emitted)`."""
         updates = self._updates()
-        arguments = [arg.name for arg in self.plan.args] if self.plan else []
+        arguments = [arg.name for arg in self.plan.args]
         loads = self.emit.loads("c", self.table.column_names) + self.emit.loads("a", [*arguments, STOP])
         stores = [f"new[{name!r}] = {value}" for name, value in updates.items() if not name.startswith("=")]
         lines = [*loads, *self.emit.lines, "new = dict(c)", *stores]
@@ -218,7 +224,7 @@ class _Source:
         """Give the function `choose(c, a) -> rows`."""
         self.emit.variable("state")
         rows = self._full(self.emit.choose(self._guards(), [Const(row.index) for row in self.rows]))
-        arguments = [arg.name for arg in self.plan.args] if self.plan else []
+        arguments = [arg.name for arg in self.plan.args]
         loads = self.emit.loads("c", self.table.column_names) + self.emit.loads("a", arguments)
         return "\n    ".join(["def choose(c, a):", *loads, *self.emit.lines, f"return {rows}"])
 
@@ -242,8 +248,8 @@ class _Source:
         names = list(dict.fromkeys(name for row in self.rows for name, _ in row.sets))
         zero = "xp.full_like(v_state, 0)"
         updates: dict[str, str] = {}
-        codes = emit.choose(guards, [Const(2 * row.index) for row in self.rows])
-        targets = emit.choose(guards, [Const(table.codes[row.target]) for row in self.rows])
+        codes = emit.choose(guards, [Const(IGNORED if row.index == IGNORED else 2 * row.index) for row in self.rows])
+        targets = emit.choose(guards, [self._target(row) for row in self.rows])
         emit.variable("state")
         if any(row.emit for row in self.rows):
             updates |= self._cut(guards)
@@ -261,6 +267,9 @@ class _Source:
             values = [dict(row.sets).get(name, Name(name)) for row in self.rows]
             updates[name] = self._full(emit.choose(guards, values))
         return updates
+
+    def _target(self, row: Row) -> Expr:
+        return Name("state") if row.index == IGNORED else Const(self.table.codes[row.target])
 
     def _full(self, text: str) -> str:
         """Spread a constant over the batch."""

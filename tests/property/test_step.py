@@ -57,7 +57,7 @@ def new_request(table: Table, rng: random.Random) -> dict[str, int]:
     return table.new_request(rng.randint(1, 6), rng.randint(0, 12))
 
 
-def walk_batch(table: Table, seed: int, requests: int = 6, events: int = 25) -> int:
+def walk_batch(table: Table, seed: int, requests: int = 4, events: int = 12) -> int:
     """Drive a batch by random events, comparing after each; give the number of comparisons."""
     rng = random.Random(seed)
     batch = [new_request(table, rng) for _ in range(requests)]
@@ -67,7 +67,8 @@ def walk_batch(table: Table, seed: int, requests: int = 6, events: int = 25) -> 
         plan = table.events[event]
         if event in ("abort", "preempt", "halt") and rng.random() < 0.8:
             continue
-        members = [i for i, columns in enumerate(batch) if table.states[columns["state"]].name in plan.states]
+        handled = plan.states + plan.ignored
+        members = [i for i, columns in enumerate(batch) if table.states[columns["state"]].name in handled]
         drawn = {i: random_args(table, batch[i], event, rng) for i in members}
         members = [i for i in members if drawn[i] is not None]
         expected = [oracle(table, batch[i], event, drawn[i] or {}) for i in members]
@@ -93,14 +94,14 @@ def walk_batch(table: Table, seed: int, requests: int = 6, events: int = 25) -> 
     return compared
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(decode_specs(), st.integers(0, 2**16))
 def test_random_decode_specs_step_as_the_oracle_says(spec: Spec, seed: int) -> None:
     """Life cycle, rounds, cuts at stop and limit, and all columns agree on drawn decode specs."""
     walk_batch(compile_table(spec), seed)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(abstract_specs(), st.integers(0, 2**16))
 def test_random_abstract_specs_step_as_the_oracle_says(spec: Spec, seed: int) -> None:
     """Declared events with arguments over columns, and ignored pairs, agree on drawn abstract models."""
@@ -112,7 +113,7 @@ def test_random_abstract_specs_step_as_the_oracle_says(spec: Spec, seed: int) ->
 def test_shipped_specs_step_as_the_oracle_says(path: Path, check: bool) -> None:
     """Every shipped spec agrees over long random walks, for its default and its small parameters."""
     table = compile_table(load(path).spec, check=check)
-    assert sum(walk_batch(table, seed, requests=20, events=120) for seed in range(3)) > 100
+    assert sum(walk_batch(table, seed, requests=20, events=80) for seed in range(2)) > 100
 
 
 def test_an_empty_batch_steps_to_an_empty_batch() -> None:
