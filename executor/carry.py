@@ -1,0 +1,126 @@
+"""Carries: named tensors of each request that live across forwards, laid out by the table and moved by its rows.
+
+Token carries of all requests lie in one array each, so that a launch reads them at once; laws, which are as wide as
+the vocabulary, lie by request. What `emit`, `set` and `source` say is read here, by `Scope`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from fsm_spec.executor.request import Request, Tokens
+from fsm_spec.expression import Const, Expr, Name, evaluate
+from fsm_spec.piece import Piece
+from fsm_spec.table import CarryPlan
+from numpy.typing import NDArray
+
+Output = Tokens | torch.Tensor
+Integers = NDArray[np.int32]
+
+TEXT, MASK, NOISE = "text", "mask", "noise"
+# No token: what a carry holds where nothing was written; the model refuses it, so that no stale token is ever read.
+EMPTY = -1
+_FIRST_CAPACITY = 16
+
+
+class Carries:
+    """Hold the carries of all live requests by line; a line belongs to one request at a time."""
+
+    def __init__(self, plans: Sequence[CarryPlan]) -> None:
+        self.tokens: dict[str, Tokens] = {}
+        self.laws: dict[str, dict[int, torch.Tensor]] = {}
+        self._free = list(range(_FIRST_CAPACITY - 1, -1, -1))
+        for plan in plans:
+            if plan.type == "law":
+                self.laws[plan.name] = {}
+            else:
+                self.tokens[plan.name] = np.full((_FIRST_CAPACITY, plan.shape[0] or 0), EMPTY, np.int64)
+
+    def take(self) -> int:
+        """Give a free line."""
+        if not self._free:
+            self._grow()
+        return self._free.pop()
+
+    def give_back(self, line: int) -> None:
+        """Drop what a line holds and free it."""
+        self.drop(line)
+        self._free.append(line)
+
+    def drop(self, line: int) -> None:
+        """Forget all carries of a line."""
+        for values in self.tokens.values():
+            values[line] = EMPTY
+        for laws in self.laws.values():
+            laws.pop(line, None)
+
+    def _grow(self) -> None:
+        size = 2 * max((len(values) for values in self.tokens.values()), default=_FIRST_CAPACITY)
+        for name, values in self.tokens.items():
+            self.tokens[name] = np.concatenate([values, np.full_like(values, EMPTY)])
+        self._free = list(range(size - 1, size // 2 - 1, -1))
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Hold what pieces of a transition may read: text, carries, outputs, and integers before the event.
+
+    `requests` and `lines` are parallel; `integers` are columns and arguments, [n]; `outputs` are arrays [n, length]
+    of tokens and tensors [n, length, vocabulary] of laws.
+    """
+
+    requests: Sequence[Request]
+    lines: NDArray[np.int64]
+    carries: Carries
+    integers: dict[str, Integers]
+    outputs: dict[str, Output]
+    mask_id: int
+
+    def edge(self, expr: Expr | None, member: int) -> int:
+        """Evaluate a bound of a piece for one member."""
+        if isinstance(expr, Const):
+            return expr.value
+        if isinstance(expr, Name):
+            return int(self.integers[expr.name][member])
+        assert expr is not None, "a compiled piece has both ends"
+        return evaluate(expr, {name: int(values[member]) for name, values in self.integers.items()})
+
+    def tokens(self, piece: Piece, member: int) -> Tokens:
+        """Read the tokens of a piece for one member: a view, int64 [length]."""
+        start, stop = self.edge(piece.start, member), self.edge(piece.stop, member)
+        if piece.name == TEXT:
+            return self.requests[member].text[start:stop]
+        output = self.outputs.get(piece.name)
+        if output is None:
+            return self.carries.tokens[piece.name][self.lines[member], start:stop]
+        assert isinstance(output, np.ndarray)
+        return output[member, start:stop]
+
+    def run(self, pieces: Sequence[Piece], member: int) -> Tokens:
+        """Read several pieces one after the other: a copy."""
+        return np.concatenate([self.tokens(piece, member) for piece in pieces])
+
+    def law(self, pieces: Sequence[Piece], member: int) -> torch.Tensor:
+        """Read laws [length, vocabulary] of one member."""
+        parts = []
+        for piece in pieces:
+            output = self.outputs.get(piece.name)
+            whole = self.carries.laws[piece.name][int(self.lines[member])] if output is None else output[member]
+            assert isinstance(whole, torch.Tensor)
+            parts.append(whole[self.edge(piece.start, member) : self.edge(piece.stop, member)])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def new_tokens(self, pieces: Sequence[Piece], member: int, length: int) -> Tokens:
+        """Compute what a token carry of that length becomes; `mask` fills what the other pieces leave."""
+        parts = [None if piece.name == MASK else self.tokens(piece, member) for piece in pieces]
+        value = np.full(length, EMPTY, np.int64)
+        spare = length - sum(len(part) for part in parts if part is not None)
+        at = 0
+        for part in parts:
+            size = spare if part is None else len(part)
+            value[at : at + size] = self.mask_id if part is None else part
+            at += size
+        return value

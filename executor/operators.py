@@ -1,0 +1,150 @@
+"""Operators over the logits of a block: from a row plan's named inputs to the kernels' readings, and back.
+
+What an operator gives is kept by name: tokens [n, length] as arrays, laws [n, length, vocabulary] as tensors, counts
+[n] as arguments of the event. Which output is which says the language's registry of operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from fsm_spec.executor.block import Block, ReadRows
+from fsm_spec.executor.carry import EMPTY, Scope
+from fsm_spec.executor.request import Tokens
+from fsm_spec.expression import Const
+from fsm_spec.kernels.choose import Chooser
+from fsm_spec.kernels.law import SamplingRows
+from fsm_spec.kernels.operators import OPERATORS
+from fsm_spec.kernels.randomness import Purpose
+from fsm_spec.operators import OPERATORS as REGISTRY
+from fsm_spec.piece import Piece
+from fsm_spec.plan import OperatorPlan
+from numpy.typing import NDArray
+
+Reading = Callable[..., Any]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Hold the sampling parameters and seeds of n requests."""
+
+    rows: SamplingRows
+    seeds: torch.Tensor
+
+    def spread(self, counts: Counts) -> tuple[SamplingRows, torch.Tensor]:
+        """Repeat each request's parameters and seed for its rows; greedy rows read neither."""
+        if self.rows.all_greedy:
+            return self.rows, self.seeds
+        index = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
+        return self.rows.take(index), self.seeds[index]
+
+
+class Operators:
+    """Run the operators of a launch; `readings` maps keys of the registry to functions over tensors."""
+
+    def __init__(self, chooser: Chooser, readings: Mapping[str, Reading] = OPERATORS) -> None:
+        self.chooser = chooser
+        self.readings = readings
+
+    def first_tokens(self, logits: torch.Tensor, sampling: Sampling, positions: NDArray[np.int64]) -> Tokens:
+        """Sample the token after each prefill, logits [m, V] -> int64 [m]."""
+        tokens, _ = self.readings["sample"](
+            logits, sampling.rows, sampling.seeds, torch.from_numpy(positions), Purpose.TARGET, self.chooser
+        )
+        return np.asarray(tokens)
+
+    def run(self, block: Block, logits: torch.Tensor, sampling: Sampling) -> dict[str, NDArray[np.int32]]:
+        """Run all operators of a block in order -> counts by name, int32 [n]; outputs and counts enter its scope.
+
+        `logits` [m, V] hold the rows of each operator in order, those of one operator request after request.
+        """
+        args: dict[str, NDArray[np.int32]] = {}
+        at = 0
+        for index, plan in enumerate(block.layout.plan.operators):
+            rows = block.read_by(index)
+            part = logits[at : at + len(rows.positions)]
+            at += len(rows.positions)
+            values = self._run_one(plan, block, part, rows, sampling)
+            for name, value, output in zip(plan.out, values, REGISTRY[plan.key].outputs, strict=False):
+                if output.kind == "count":
+                    args[name] = value.numpy().astype(np.int32)
+                else:
+                    block.scope.outputs[name] = value.numpy() if output.kind == "tokens" else value
+        block.scope.integers.update(args)
+        return args
+
+    def _run_one(
+        self, plan: OperatorPlan, block: Block, logits: torch.Tensor, rows: ReadRows, sampling: Sampling
+    ) -> Sequence[torch.Tensor]:
+        """Call a reading with the inputs of its kind."""
+        reading = self.readings[plan.key]
+        if plan.op == "lookup":
+            texts = [request.text for request in block.scope.requests]
+            return reading(texts, plan.size, plan.shortest, plan.longest)  # type: ignore[no-any-return]
+        if plan.op == "accept":
+            return self._accept(reading, plan, block.scope, logits, rows, sampling)
+        return self._sample(reading, plan, block.scope, logits, rows, sampling)
+
+    def _sample(
+        self,
+        reading: Reading,
+        plan: OperatorPlan,
+        scope: Scope,
+        logits: torch.Tensor,
+        rows: ReadRows,
+        sampling: Sampling,
+    ) -> Sequence[torch.Tensor]:
+        """Draw a token for each row -> tokens [n, most], and laws [n, most, V] where they are wanted."""
+        parameters, seeds = sampling.spread(rows.counts)
+        tokens, law = reading(
+            logits,
+            parameters,
+            seeds,
+            torch.from_numpy(rows.positions),
+            Purpose.DRAFT if plan.draft else Purpose.TARGET,
+            self.chooser,
+            plan.rule,
+            exclude=scope.mask_id if plan.draft else None,
+            want_law=len(plan.out) > 1,
+        )
+        found = [rows.square(tokens, EMPTY)]
+        return found if law is None else [*found, rows.square(law, 0.0)]
+
+    def _accept(
+        self,
+        reading: Reading,
+        plan: OperatorPlan,
+        scope: Scope,
+        logits: torch.Tensor,
+        rows: ReadRows,
+        sampling: Sampling,
+    ) -> Sequence[torch.Tensor]:
+        """Judge the drafts -> (accepted [n], next [n, 1])."""
+        most = rows.most
+        drafts = np.full((len(rows.counts), most - 1), EMPTY, np.int64)
+        assert plan.drafts is not None
+        for member in range(len(drafts)):
+            tokens = scope.tokens(plan.drafts, member)[: most - 1]
+            drafts[member, : len(tokens)] = tokens
+        accepted, token = reading(
+            rows.square(logits, None),
+            torch.from_numpy(drafts),
+            torch.from_numpy(rows.counts - 1),
+            sampling.rows,
+            sampling.seeds,
+            rows.square(torch.from_numpy(rows.positions), None),
+            self.chooser,
+            q=None if plan.q is None else self._laws(scope, plan.q, most - 1),
+        )
+        return accepted, token.unsqueeze(1)
+
+    def _laws(self, scope: Scope, name: str, length: int) -> torch.Tensor:
+        """Stack the laws of the drafts, [n, length, V]."""
+        piece = (Piece(name, Const(0), Const(length)),)
+        laws = [scope.law(piece, member) for member in range(len(scope.requests))]
+        return laws[0].unsqueeze(0) if len(laws) == 1 else torch.stack(laws)

@@ -1,0 +1,72 @@
+"""A request as the executor holds it: its text, its sampling parameters, and what was counted about it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from fsm_spec.kernels.law import SamplingParams
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int64]
+
+# Room for tokens beyond the prompt that is made at once; more is made by doubling.
+_ROOM = 256
+
+
+class Request:
+    """Hold one request; the text is prompt and emitted tokens, and token i stands at position i.
+
+    `rounds` counts rounds that came to their end, `emitted` the tokens they emitted (the first token is the
+    prefill's), `forwards` the forwards of the target model in which a round of this request had rows.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        limit: int,
+        sampling: SamplingParams | None = None,
+        seed: int = 0,
+        stop_ids: Collection[int] = (),
+    ) -> None:
+        self.prompt = len(prompt)
+        self.limit = limit
+        self.sampling = sampling or SamplingParams()
+        self.seed = seed
+        self.stop_ids = frozenset(stop_ids)
+        self.length = self.prompt
+        self.rounds = 0
+        self.emitted = 0
+        self.forwards = 0
+        self._buffer = np.zeros(self.prompt + min(limit, _ROOM), np.int64)
+        self._buffer[: self.prompt] = prompt
+
+    @property
+    def text(self) -> Tokens:
+        """View prompt and emitted tokens, int64 [length]."""
+        return self._buffer[: self.length]
+
+    @property
+    def output(self) -> list[int]:
+        """List the emitted tokens."""
+        return [int(token) for token in self._buffer[self.prompt : self.length]]
+
+    def append(self, run: Tokens) -> None:
+        """Add emitted tokens to the text."""
+        end = self.length + len(run)
+        if end > len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.zeros(max(end, len(self._buffer)), np.int64)])
+        self._buffer[self.length : end] = run
+        self.length = end
+
+    def halt(self, emitted: int) -> None:
+        """Take back the tokens behind a stop string: `emitted` stay."""
+        self.length = self.prompt + emitted
+
+    def stop_in(self, run: Tokens, none: int) -> int:
+        """Count the tokens of a run before its first stop token; `none` if it has no stop token."""
+        if self.stop_ids:
+            for index, token in enumerate(run.tolist()):
+                if token in self.stop_ids:
+                    return index
+        return none

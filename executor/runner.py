@@ -1,0 +1,332 @@
+"""The runner: the executor's side of the engine loop. It runs every row plan and holds no code of any algorithm.
+
+A launch becomes one batch of rows and one forward of the model; operators read its logits; what a transition emits
+and carries is read from the table's rows. Scheduling and columns are the engine's (`fsm_spec/engine.py`), pages and
+block tables the allocator's (`cache.py`), text and counts the request's (`request.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from fsm_spec import life_cycle
+from fsm_spec.engine import Args, Chunk, Group, Launch
+from fsm_spec.executor.block import Block, Layout
+from fsm_spec.executor.cache import PageAllocator
+from fsm_spec.executor.carry import Carries, Scope
+from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.operators import Operators, Sampling
+from fsm_spec.executor.request import Request, Tokens
+from fsm_spec.expression import evaluate
+from fsm_spec.kernels.choose import CounterChooser
+from fsm_spec.kernels.law import SamplingRows
+from fsm_spec.step import Columns, Step
+from fsm_spec.table import END, NO_STOP, Row, Table
+from numpy.typing import NDArray
+
+# The output that a prefill gives, as the life cycle's rows name it.
+NEXT = "next"
+_MOST_GROUPS = 1024
+
+
+class Model(Protocol):
+    """Be what a runner needs of a model."""
+
+    def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:
+        """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
+
+
+@dataclass
+class _Batch:
+    """Collect the parts of a RowBatch, request after request."""
+
+    ids: list[Tokens] = field(default_factory=list)
+    positions: list[NDArray[np.int64]] = field(default_factory=list)
+    slots: list[torch.Tensor] = field(default_factory=list)
+    row_start: list[int] = field(default_factory=lambda: [0])
+    context: list[torch.Tensor] = field(default_factory=list)
+    masks: list[torch.Tensor] = field(default_factory=list)
+    wanted: list[NDArray[np.int64]] = field(default_factory=list)
+    gated: list[NDArray[np.bool_]] = field(default_factory=list)
+    any_gated: bool = False
+
+    @property
+    def total(self) -> int:
+        """Count the rows so far."""
+        return self.row_start[-1]
+
+    def rows(self) -> RowBatch:
+        """Join the parts."""
+        return RowBatch(
+            token_ids=torch.from_numpy(_joined(self.ids)),
+            positions=torch.from_numpy(_joined(self.positions)),
+            slots=self.slots[0] if len(self.slots) == 1 else torch.cat(self.slots),
+            row_start=self.row_start,
+            context_slots=self.context,
+            masks=self.masks,
+            logits_rows=torch.from_numpy(_joined(self.wanted) if self.wanted else np.zeros(0, np.int64)),
+            adapter_rows=torch.from_numpy(np.concatenate(self.gated)) if self.any_gated else None,
+        )
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class Runner:
+    """Run launches on a model: a `Backend` of the engine.
+
+    `mask_id` stands on mask rows and is never proposed as a draft; `vocabulary` bounds the ids of noise rows.
+    Requests are made known by `add` under the engine's numbers, and forgotten at their end.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        model: Model,
+        cache: Any,
+        allocator: PageAllocator,
+        *,
+        vocabulary: int,
+        mask_id: int,
+        operators: Operators | None = None,
+    ) -> None:
+        self.table = table
+        self.model = model
+        self.cache = cache
+        self.allocator = allocator
+        self.vocabulary = vocabulary
+        self.mask_id = mask_id
+        self.operators = operators or Operators(CounterChooser())
+        self.requests: dict[int, Request] = {}
+        self.carries = Carries(table.carry)
+        self.forwards = 0
+        self._lines: dict[int, int] = {}
+        self._layouts = {name: Layout(table, plan) for name, plan in table.forwards.items()}
+        self._layout_of = {s.name: self._layouts[s.forward] for s in table.states if s.forward is not None}
+        self._causal: dict[int, torch.Tensor] = {}
+        self._samplings: dict[bytes, Sampling] = {}
+        # What the present launch gave, by event; for prefills by request.
+        self._scopes: dict[str, Scope] = {}
+        self._first: dict[int, Tokens] = {}
+        self._runs: list[Tokens] = []
+
+    # Requests --------------------------------------------------------------------------------------------------
+
+    def add(self, number: int, request: Request) -> None:
+        """Make a request known under the number that the engine gave it."""
+        self.requests[number] = request
+        self._lines[number] = self.carries.take()
+        # A number names another request in a new engine only; parameters are cached by numbers.
+        self._samplings.clear()
+
+    def _forget(self, number: int) -> None:
+        self.carries.give_back(self._lines.pop(number))
+        del self.requests[number]
+
+    # Launches --------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def launch(self, launch: Launch) -> list[Args]:
+        """Run a launch: one forward over the rows of all groups and chunks, then the operators of each group."""
+        batch = _Batch()
+        blocks = [self._block(group, batch) for group in launch.groups]
+        sampled = [chunk for chunk in launch.chunks if self._add_chunk(chunk, batch)]
+        logits = torch.zeros(0, self.vocabulary)
+        if batch.total:
+            logits = self.model.forward(batch.rows(), self.cache)
+            self.forwards += 1
+        at = 0
+        results: list[Args] = []
+        for group, block in zip(launch.groups, blocks, strict=True):
+            wanted = sum(len(block.read_by(index).numbers) for index in range(len(block.layout.readers)))
+            sampling = self._sampling(group.requests)
+            results.append(self.operators.run(block, logits[at : at + wanted], sampling))
+            self._scopes[group.state] = block.scope
+            at += wanted
+        if sampled:
+            self._sample_first(sampled, logits[at:])
+        return results
+
+    def _block(self, group: Group, batch: _Batch) -> Block:
+        """Lay out the rows of a group and add them to the batch."""
+        scope = self._scope(group.requests, group.columns)
+        block = Block(self._layout_of[group.state], scope, self._sampling(group.requests).seeds, self.vocabulary)
+        if block.layout.plan.rows == 0:
+            return block
+        rows = block.rows.tolist()
+        first = batch.total
+        batch.ids.append(block.flat(block.token_ids()))
+        batch.positions.append(block.flat(block.positions))
+        slots = block.flat(block.slots)
+        at = 0
+        for number, request, kv, count in zip(
+            group.requests.tolist(), scope.requests, group.columns["kv"].tolist(), rows, strict=True
+        ):
+            batch.slots.append(self._physical(number, slots[at : at + count]))
+            batch.context.append(self.allocator.slots(number, 0, kv))
+            at += count
+            batch.row_start.append(first + at)
+            request.forwards += count > 0
+        batch.masks += block.masks()
+        gated = np.broadcast_to(block.layout.gated, block.positions.shape)
+        batch.gated.append(gated.reshape(-1) if block.live is None else gated[block.live])
+        batch.any_gated |= bool(batch.gated[-1].any())
+        batch.wanted += [first + block.read_by(index).numbers for index in range(len(block.layout.readers))]
+        return block
+
+    def _physical(self, number: int, slots: NDArray[np.int64]) -> torch.Tensor:
+        """Map a request's own slots through its block table."""
+        if not len(slots):
+            return self.allocator.slots(number, 0, 0)
+        low = int(slots[0])
+        if len(slots) == 1 or bool((slots[1:] - slots[:-1] == 1).all()):
+            return self.allocator.slots(number, low, low + len(slots))
+        return self.allocator.slots(number, 0, int(slots.max()) + 1)[torch.from_numpy(slots)]
+
+    def _add_chunk(self, chunk: Chunk, batch: _Batch) -> bool:
+        """Add the rows of a prefill chunk; tell whether its last row is to be sampled."""
+        request = self.requests[chunk.request]
+        stop = chunk.start + chunk.tokens
+        batch.ids.append(request.text[chunk.start : stop])
+        batch.positions.append(np.arange(chunk.start, stop))
+        batch.slots.append(self.allocator.slots(chunk.request, chunk.start, stop))
+        batch.context.append(self.allocator.slots(chunk.request, 0, chunk.start))
+        batch.masks.append(self._causal_mask(chunk.tokens))
+        batch.gated.append(np.zeros(chunk.tokens, np.bool_))
+        batch.row_start.append(batch.total + chunk.tokens)
+        sampled = chunk.last and self._reads_logits(request, chunk.start)
+        if sampled:
+            batch.wanted.append(np.array([batch.total - 1]))
+        return sampled
+
+    def _causal_mask(self, rows: int) -> torch.Tensor:
+        if rows not in self._causal:
+            if len(self._causal) >= 16:  # each chunk length is another mask; few occur at a time
+                self._causal.clear()
+            self._causal[rows] = torch.ones(rows, rows, dtype=torch.bool).tril_()
+        return self._causal[rows]
+
+    def _reads_logits(self, request: Request, kv: int) -> bool:
+        """Tell whether the row that ends this prefill reads a token from its logits."""
+        values = self.table.new_request(request.prompt, request.limit)
+        values |= {"emitted": request.length - request.prompt, "kv": kv}
+        rows = [row for row in self.table.rows_of(life_cycle.FIRST) if evaluate(row.guard, values)]
+        pieces = [piece for row in rows for piece in (*row.emit, *(p for _, ps in row.carries for p in ps))]
+        return any(piece.name == NEXT for piece in pieces)
+
+    def _sample_first(self, chunks: Sequence[Chunk], logits: torch.Tensor) -> None:
+        numbers = np.array([chunk.request for chunk in chunks], np.int64)
+        positions = np.array([chunk.start + chunk.tokens for chunk in chunks], np.int64)
+        tokens = self.operators.first_tokens(logits, self._sampling(numbers), positions)
+        for number, token in zip(numbers.tolist(), tokens, strict=True):
+            self._first[number] = np.array([[token]], np.int64)
+
+    def _sampling(self, numbers: NDArray[np.int64]) -> Sampling:
+        """Give the sampling parameters of a set of requests, made once per set."""
+        key = numbers.tobytes()
+        found = self._samplings.get(key)
+        if found is None:
+            if len(self._samplings) >= _MOST_GROUPS:
+                self._samplings.clear()
+            requests = [self.requests[number] for number in numbers.tolist()]
+            seeds = torch.tensor([request.seed for request in requests], dtype=torch.int64)
+            found = Sampling(SamplingRows.of(request.sampling for request in requests), seeds)
+            self._samplings[key] = found
+        return found
+
+    # Transitions -----------------------------------------------------------------------------------------------
+
+    def stops(
+        self,
+        event: str,
+        requests: NDArray[np.int64],
+        columns: Columns,
+        rows: NDArray[np.int32],
+        args: Args,
+    ) -> NDArray[np.int32]:
+        """Read the runs about to be emitted, and give the tokens before the first stop token of each."""
+        del args  # they are in the scope since the launch
+        scope = self._scope_of(event, requests, columns)
+        chosen = [self.table.rows[row] for row in rows.tolist()]
+        self._runs = [scope.run(row.emit, member) if row.emit else _NOTHING for member, row in enumerate(chosen)]
+        found = [
+            request.stop_in(run, NO_STOP) for request, run in zip(scope.requests, self._runs, strict=True)
+        ]
+        return np.array(found, np.int32)
+
+    def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
+        """Follow a step: write carries, append the cut runs, count, and forget who ended."""
+        scope = self._scope_of(event, requests, before)
+        emits = self.table.events[event].emits
+        is_round = event in self._layout_of
+        end = self.table.codes[END]
+        states = done.columns["state"].tolist()
+        for member, (number, code, emitted) in enumerate(
+            zip(requests.tolist(), done.transition.tolist(), done.emitted.tolist(), strict=True)
+        ):
+            request = scope.requests[member]
+            row = self.table.rows[code // 2]
+            if states[member] != end:
+                self._move_carries(scope, row, member)
+            if emits and emitted:
+                request.append(self._runs[member][:emitted])
+            if is_round:
+                request.emitted += emitted
+                request.rounds += states[member] == end or self.table.states[states[member]].round
+            elif event == life_cycle.HALT:
+                request.halt(int(done.columns["emitted"][member]))
+            elif event == life_cycle.PREEMPT:
+                self.carries.drop(int(scope.lines[member]))
+            if states[member] == end:
+                self._forget(number)
+        if event == life_cycle.FIRST:
+            for number in requests.tolist():
+                self._first.pop(number, None)
+
+    def resize(self, request: int, pages: int) -> None:
+        """Follow the pages a request owns; 0 releases all."""
+        if pages:
+            self.allocator.resize(request, pages)
+        else:
+            self.allocator.release(request)
+
+    def _move_carries(self, scope: Scope, row: Row, member: int) -> None:
+        """Write the carries that a row sets; all values are read before any is written."""
+        if not row.carries:
+            return
+        line = int(scope.lines[member])
+        tokens = self.carries.tokens
+        values = [
+            scope.new_tokens(pieces, member, tokens[name].shape[1]) if name in tokens else scope.law(pieces, member)
+            for name, pieces in row.carries
+        ]
+        for (name, _), value in zip(row.carries, values, strict=True):
+            if isinstance(value, torch.Tensor):
+                self.carries.laws[name][line] = value
+            else:
+                tokens[name][line] = value
+
+    def _scope(self, numbers: NDArray[np.int64], columns: Columns) -> Scope:
+        """Gather what pieces may read of requests, by the engine's numbers."""
+        listed = numbers.tolist()
+        lines = np.array([self._lines[number] for number in listed], np.int64)
+        return Scope([self.requests[number] for number in listed], lines, self.carries, dict(columns), {}, self.mask_id)
+
+    def _scope_of(self, event: str, numbers: NDArray[np.int64], columns: Columns) -> Scope:
+        """Give the scope of an event: of its launch, or a fresh one for the life cycle's events."""
+        if event in self._layout_of:
+            return self._scopes[event]
+        scope = self._scope(numbers, columns)
+        if event == life_cycle.FIRST:
+            first = [self._first.get(number) for number in numbers.tolist()]
+            if all(tokens is not None for tokens in first):
+                scope.outputs[NEXT] = np.concatenate([tokens for tokens in first if tokens is not None])
+        return scope
+
+
+_NOTHING: Tokens = np.zeros(0, np.int64)
