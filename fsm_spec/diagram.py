@@ -78,7 +78,11 @@ def _piece_text(piece: Piece, table: Table) -> str:
         return str(piece)
     whole = table.cached("piece lengths", lambda: _lengths(table)).get(piece.name, 1)
     if piece.start == Const(0):
-        return piece.name if piece.stop == Const(whole) else f"{piece.name}[:{expression_text(piece.stop, table)}]"
+        return (
+            piece.name
+            if piece.stop == Const(whole)
+            else f"{piece.name}[:{expression_text(piece.stop, table)}]"
+        )
     if difference(piece.stop, piece.start) == Const(1):
         return f"{piece.name}[{expression_text(piece.start, table)}]"
     stop = "" if piece.stop == Const(whole) else expression_text(piece.stop, table)
@@ -165,7 +169,13 @@ def _entry(table: Table) -> str:
 
 def _escaped(text: str) -> str:
     """Mermaid ends a label at `;` and reads `#` as an entity; colons start one."""
-    return text.replace("#", "#35;").replace(";", "#59;").replace(":", "#58;").replace("<", "#lt;").replace(">", "#gt;")
+    return (
+        text.replace("#", "#35;")
+        .replace(";", "#59;")
+        .replace(":", "#58;")
+        .replace("<", "#lt;")
+        .replace(">", "#gt;")
+    )
 
 
 def dot(table: Table) -> str:
@@ -185,4 +195,3 @@ def dot(table: Table) -> str:
         words = "\\n".join(edge.lines)
         lines.append(f'  "{edge.source}" -> "{edge.target}" [label="{words}"{grey}];')
     return "\n".join([*lines, "}"]) + "\n"
-

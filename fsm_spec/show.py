@@ -77,7 +77,9 @@ def _head(table: Table) -> list[str]:
         low, high = param.range
         tiered = ", tiered" if param.tiered else ""
         about = f": {param.about}" if param.about else ""
-        lines += _wrapped("" if index else "params", f"{name} = {table.params[name]} ({low} to {high}{tiered}){about}")
+        lines += _wrapped(
+            "" if index else "params", f"{name} = {table.params[name]} ({low} to {high}{tiered}){about}"
+        )
     for index, condition in enumerate(spec.require):
         lines += _wrapped("" if index else "require", to_text(condition))
     for index, column in enumerate(table.columns):
@@ -86,7 +88,10 @@ def _head(table: Table) -> list[str]:
         lines += _wrapped("" if index else "columns", value)
     for index, carry in enumerate(table.carry):
         shape = " x ".join("vocabulary" if size is None else str(size) for size in carry.shape)
-        lines += _wrapped("" if index else "carry", f"{carry.name}: {shape} {carry.type}{'s' if carry.shape != (1,) else ''}")
+        lines += _wrapped(
+            "" if index else "carry",
+            f"{carry.name}: {shape} {carry.type}{'s' if carry.shape != (1,) else ''}",
+        )
     return lines
 
 
@@ -149,7 +154,9 @@ def _operator(operator: OperatorPlan, table: Table) -> str:
 def _mask(plan: ForwardPlan) -> list[str]:
     if not 1 < plan.rows <= MASK_ROWS:
         return []
-    names = [segment.name if row == 0 else "" for segment in plan.segments for row in range(segment.max_count)]
+    names = [
+        segment.name if row == 0 else "" for segment in plan.segments for row in range(segment.max_count)
+    ]
     width = max(map(len, names))
     lines = ["  block mask: a row sees all committed KV, and the filled rows of its block"]
     for name, row in zip(names, plan.mask, strict=True):
@@ -163,7 +170,16 @@ def _transitions(table: Table) -> list[str]:
         if not row.built_in:
             for source in row.sources:
                 on = "" if row.event == source else row.event
-                rows.append([source, on, guard_text(row), arrow(row), "; ".join(effect(row, table)), f"line {row.line}"])
+                rows.append(
+                    [
+                        source,
+                        on,
+                        guard_text(row),
+                        arrow(row),
+                        "; ".join(effect(row, table)),
+                        f"line {row.line}",
+                    ]
+                )
     lines = ["transitions: on completion of the state's forward unless `on` names an event", *columns(rows)]
     ranges = []
     for event in table.events.values():
@@ -179,7 +195,15 @@ def _life_cycle(table: Table) -> list[str]:
         return []
     rows = [["from", "on", "when", "to", "effect"]]
     for row in built_in:
-        rows.append([_sources(row, table), label(row, table), guard_text(row), arrow(row), "; ".join(effect(row, table))])
+        rows.append(
+            [
+                _sources(row, table),
+                label(row, table),
+                guard_text(row),
+                arrow(row),
+                "; ".join(effect(row, table)),
+            ]
+        )
     title = "life cycle, built in: an emitted run is cut at the first stop token and at the limit, and ends the request there"
     fill = f"  fill = {to_text(table.fill)}: the slots that prefill writes" if table.fill is not None else ""
     return [title, *columns(rows), fill]

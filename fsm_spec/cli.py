@@ -1,0 +1,141 @@
+"""The command line `fsm-spec`: commands of the language core here and in `cli_*.py`, those of other layers by entry point.
+
+Imports stay inside the commands, so that `fsm-spec --help` answers at once. Exit codes: 0 done or holds, 1 refuted,
+2 faulty file or bad usage, 3 undetermined, 130 interrupted. A user's mistake is one sentence, never a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from fsm_spec import cli_check, cli_spec
+from fsm_spec.errors import FsmSpecError, MissingLayer
+
+LAYERS: Final = "fsm_spec.commands"
+BAD_USAGE: Final = 2
+INTERRUPTED: Final = 130
+PIPE_CLOSED: Final = 141  # 128 + SIGPIPE, as shells report it
+
+
+class Commands(TyperGroup):
+    """Run commands and turn what a user can cause into one sentence and an exit code."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
+        """Run the command line given, `sys.argv` by default."""
+        given = list(sys.argv[1:] if args is None else args)
+        self.as_json = "--json" in given
+        return super().main(given, *others, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the context names."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except FsmSpecError as error:
+            self._fail(str(error))
+        except ModuleNotFoundError as error:
+            self._fail(str(missing_layer(error)))
+        except KeyboardInterrupt:
+            raise SystemExit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Python would complain once more when it closes the stream.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(PIPE_CLOSED) from None
+        except Exception as error:
+            # A usage error of the command-line library, whose classes are not the same in all its versions.
+            if self.as_json and hasattr(error, "format_message"):
+                print(json.dumps({"error": error.format_message()}))
+            raise
+        return result
+
+    def _fail(self, sentence: str) -> NoReturn:
+        if self.as_json:
+            print(json.dumps({"error": sentence}))
+        print(sentence, file=sys.stderr)
+        raise SystemExit(BAD_USAGE)
+
+
+def missing_layer(error: ImportError) -> MissingLayer:
+    """Say which layer a missing module belongs to and how to install it."""
+    module = (error.name or str(error)).partition(".")[0]
+    if module == "fsm_spec":
+        return MissingLayer("this part is not installed; run: pip install 'fsm-spec[executor]'")
+    for requirement in metadata.requires("fsm-spec") or []:
+        name, _, marker = requirement.partition(";")
+        if (
+            name.casefold().replace("_", "-").startswith(module.casefold().replace("_", "-"))
+            and "extra" in marker
+        ):
+            layer = marker.replace('"', "'").split("'")[1]
+            return MissingLayer(
+                f"this needs {module}, which is not installed; run: pip install 'fsm-spec[{layer}]'"
+            )
+    return MissingLayer(f"this needs {module}, which is not installed; run: pip install {module}")
+
+
+def application(layers: Sequence[metadata.EntryPoint] | None = None) -> typer.Typer:
+    """Build the application with the commands of the given layers, all installed ones by default."""
+    app = typer.Typer(
+        cls=Commands,
+        help="Decode algorithms of LLM serving as state machines: check, draw, simulate and run one transition table.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    cli_check.register(app)
+    cli_spec.register(app)
+    for entry in metadata.entry_points(group=LAYERS) if layers is None else layers:
+        try:
+            register: Callable[[typer.Typer], None] = entry.load()
+        except ImportError as error:
+            _explain(app, entry.name, missing_layer(error))
+        else:
+            register(app)
+    return app
+
+
+def _explain(app: typer.Typer, name: str, reason: MissingLayer) -> None:
+    """Register a command that says what must be installed before it can run."""
+
+    def missing() -> None:
+        raise reason
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+    app.command(name, help=f"Not installed: {reason}", context_settings=anything)(missing)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fsm-spec {metadata.version('fsm-spec')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+def main() -> None:
+    """Run the command line; the entry point `fsm-spec`."""
+    try:
+        # Commands of the core need no other layer, and start faster without.
+        own = len(sys.argv) > 1 and sys.argv[1] in (*cli_check.COMMANDS, *cli_spec.COMMANDS, "--version")
+        application([] if own else None)()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

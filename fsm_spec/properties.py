@@ -1,0 +1,157 @@
+"""The properties that `check` decides: those built into every table, and those a spec writes under `check`.
+
+A `Judge` looks at one event of one request; pages, deadlock and livelock are judged in `search.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fsm_spec import life_cycle
+from fsm_spec.expression import evaluate
+from fsm_spec.plan import KINDS
+from fsm_spec.table import END
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsm_spec.oracle import Outcome
+    from fsm_spec.table import Row, Table
+
+CONTRACT: Final = {
+    "pending": "at every round point kv = prompt + emitted - 1",
+    "full": "at every round point kv = prompt + emitted",
+}
+LIMIT: Final = "emitted never passes the limit"
+BOUNDS: Final = "every column stays within its bounds"
+FINISH: Final = "a request ends by a stop token, its limit or an abort only"
+VERIFIED: Final = "only verified rows are committed; provisional and scratch slots do not outlive the round"
+ROUND: Final = "a round ends in a round state or at the end"
+HANDLED: Final = "every event finds exactly one row"
+SLOTS: Final = "every slot in use lies in a page that the request owns"
+POOL: Final = "pages are never over-committed: free + held = pool"
+RELEASED: Final = "no slot is held where no round or prefill runs"
+COMMITTED_ONLY: Final = "at a round point only committed slots are held"
+
+
+def eventually(table: Table) -> str:
+    """Give the sentence of the liveness property."""
+    return f"every request reaches {table.eventually}"
+
+
+def built_in(table: Table) -> tuple[str, ...]:
+    """List the built-in properties that apply to a table."""
+    if table.contract is None:
+        return (BOUNDS, COMMITTED_ONLY, RELEASED, HANDLED)
+    return (CONTRACT[table.contract], LIMIT, BOUNDS, FINISH, VERIFIED, ROUND, SLOTS, POOL, RELEASED, HANDLED)
+
+
+class Judge:
+    """Judge single events of one request against a table's properties."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._maxima = {column.name: column.max for column in table.columns}
+
+    def broken(
+        self, before: Mapping[str, int], event: str, args: Mapping[str, int], outcome: Outcome
+    ) -> tuple[str, ...]:
+        """Name the properties that an event breaks."""
+        after = outcome.columns
+        found = [BOUNDS] if not self._bounded(after) else []
+        if self.table.contract is None:
+            return tuple(found + self._held(after))
+        if after["emitted"] > after["limit"]:
+            found.append(LIMIT)
+        state = self.table.states[after["state"]]
+        if outcome.transition >= 0:
+            row = self.table.rows[outcome.transition // 2]
+            found += self._row_faults(before, row, args, outcome)
+        if state.round:
+            debt = 1 if self.table.contract == "pending" else 0
+            if after["kv"] != after["prompt"] + after["emitted"] - debt:
+                found.append(CONTRACT[self.table.contract])
+            found += self._unheld(self.table.always, after)
+        return tuple(found)
+
+    def _bounded(self, after: Mapping[str, int]) -> bool:
+        if self.table.contract and not 0 <= after["kv"] <= after["prompt"] + after["limit"]:
+            return False
+        return all(0 <= after[name] <= top for name, top in self._maxima.items())
+
+    def _held(self, after: Mapping[str, int]) -> list[str]:
+        """Judge the holding that an abstract model declares."""
+        state = self.table.states[after["state"]]
+        held = {kind: evaluate(state.holding[kind], after) for kind in KINDS}
+        found = [COMMITTED_ONLY] if state.round and (held["provisional"] or held["scratch"]) else []
+        if state.name == self.table.eventually and any(held.values()):
+            found.append(RELEASED)
+        return found + (self._unheld(self.table.always, after) if state.round else [])
+
+    def _unheld(self, conditions: Mapping[str, object], after: Mapping[str, int]) -> list[str]:
+        values = {**after, **self.table.codes}
+        return [sentence for sentence, value in conditions.items() if not evaluate(value, values)]  # type: ignore[arg-type]
+
+    def _row_faults(
+        self, before: Mapping[str, int], row: Row, args: Mapping[str, int], outcome: Outcome
+    ) -> list[str]:
+        after, cut = outcome.columns, outcome.transition % 2
+        target = self.table.states[after["state"]]
+        found = []
+        if (
+            target.name == END
+            and not cut
+            and row.event not in (life_cycle.ABORT, life_cycle.HALT, life_cycle.ADMIT)
+        ):
+            found.append(FINISH)
+        if not row.built_in and target.built_in and target.name != END:
+            found.append(ROUND)
+        if self._commits_unverified(before, row, args, after["kv"] - before["kv"]):
+            found.append(VERIFIED)
+        return found
+
+    def _commits_unverified(
+        self, before: Mapping[str, int], row: Row, args: Mapping[str, int], kept: int
+    ) -> bool:
+        """Tell whether a kept row is scratch, a draft beyond the accepted count, or not where its token stands."""
+        source = self.table.states[before["state"]]
+        if source.forward is None or row.built_in:
+            return False
+        plan = self.table.forwards[source.forward]
+        values = {**before, **args}
+        accepted = sum(args[operator.out[0]] for operator in plan.operators if operator.op == "accept")
+        index = 0
+        for segment in plan.segments:
+            count = evaluate(segment.count, values)
+            taken = max(0, min(count, kept - index))
+            if taken and segment.kv == "scratch":
+                return True
+            if taken and evaluate(segment.slot, values) != before["kv"] + index:
+                return True
+            if segment.kv == "provisional":
+                if taken > accepted:
+                    return True
+                accepted -= taken
+            index += count
+        return kept > index
+
+    def shown(self, after: Mapping[str, int]) -> tuple[str, ...]:
+        """Name the `sometimes` properties that hold at a round point or at a request's end."""
+        state = self.table.states[after["state"]]
+        if not (state.round or state.name == self.table.eventually):
+            return ()
+        values = {**after, **self.table.codes}
+        return tuple(sentence for sentence, value in self.table.sometimes.items() if evaluate(value, values))
+
+    def used(self, before: Mapping[str, int], after: Mapping[str, int]) -> int:
+        """Give the slots from 0 that an event's forward writes and what is committed after it."""
+        if self.table.contract is None:
+            return 0
+        most = max(before["kv"], after["kv"])
+        source = self.table.states[before["state"]]
+        if source.forward is not None:
+            for segment in self.table.forwards[source.forward].segments:
+                count = evaluate(segment.count, before)
+                if count:
+                    most = max(most, evaluate(segment.slot, before) + count)
+        return most
