@@ -22,7 +22,7 @@ from fsm_spec.table import PREFILL
 from fsm_spec.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import MutableSequence, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 
 ADMISSIONS: Final = ("reserve", "holdback", "preempt", "greedy")
+RESERVE, HOLDBACK, PREEMPT, GREEDY = range(len(ADMISSIONS))
+# What an iteration does with a live request, in `decide`.
+WAITS, RUNS, PREEMPTED, BLOCKED = range(4)
 # Waiting requests looked at in one iteration; the queue behind them waits for the next.
 QUEUE_SEEN: Final = 64
 
@@ -174,121 +177,149 @@ def plan(
     """
     state = columns["state"]
     running = rounds(table)[state]
-    need = pages.copy()
-    need[running] = pool.pages_of(columns["kv"][running] + peaks(table)[state[running]])
-    preempt, blocked, owned = _fit(policy, pool, pages, need, running)
-    stays = np.ones(len(state), np.bool_)
-    stays[list(preempt)] = False
-    runs = running & stays
-    runs[list(blocked)] = False
-    budget = policy.prefill.tokens
-    chunks, budget = _chunks(table, columns, stays, budget - (int(block_rows(table)[state[runs]].sum()) if policy.prefill.mixed else 0))
-    admit: tuple[int, ...] = ()
-    admit_chunks: tuple[int, ...] = ()
-    # A newcomer beside a preemption would take the pages that were just given back.
-    if not preempt and not blocked:
-        admit, admit_chunks = _admit(table, policy, pool, columns, owned, waiting, budget)
-    if not policy.prefill.mixed and (chunks or any(admit_chunks)):
-        runs[:] = False
-        owned = np.where(running & stays, pages, owned)
-    return Plan(preempt, owned, np.flatnonzero(runs), chunks, admit, admit_chunks, blocked)
-
-
-def _fit(
-    policy: Policy, pool: Pool, pages: NDArray[np.int32], need: NDArray[np.int32], running: NDArray[np.bool_]
-) -> tuple[tuple[int, ...], tuple[int, ...], NDArray[np.int32]]:
-    """Give each running request the pages its round needs, oldest first; the youngest give theirs back."""
-    # Pages above a round's need return before any are taken.
-    owned = np.minimum(pages, need)
-    free = pool.pages - int(owned.sum())
-    if int((need - owned).sum()) <= free:
-        return (), (), need
-    preempt: list[int] = []
-    blocked: list[int] = []
-    youngest = len(need) - 1
-    for index in range(len(need)):
-        if index > youngest:
-            break
-        wants = int(need[index] - owned[index])
-        while wants > free and policy.admit != "greedy" and youngest >= index:
-            free += int(owned[youngest])
-            owned[youngest] = 0
-            preempt.append(youngest)
-            youngest -= 1
-        if youngest < index:
-            break
-        if wants > free:
-            blocked.append(index)
-            continue
-        owned[index] += wants
-        free -= wants
-    return tuple(preempt), tuple(i for i in blocked if running[i]), owned
-
-
-def _chunks(
-    table: Table, columns: Columns, stays: NDArray[np.bool_], budget: int
-) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Cut the prompts of admitted requests into this iteration's chunks, oldest first, within the token budget."""
-    chunks: list[tuple[int, int]] = []
-    prefilling = np.flatnonzero((columns["state"] == table.codes[PREFILL]) & stays)
-    if len(prefilling) and table.fill is not None:
-        left = evaluate_columns(table, table.fill, columns, np) - columns["kv"]
-        for index in prefilling.tolist():
-            tokens = min(int(left[index]), budget)
-            if tokens < 1:
-                break
-            chunks.append((index, tokens))
-            budget -= tokens
-    return tuple(chunks), budget
-
-
-def _admit(
-    table: Table,
-    policy: Policy,
-    pool: Pool,
-    columns: Columns,
-    owned: NDArray[np.int32],
-    waiting: Sequence[Waiting],
-    budget: int,
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Admit from the head of the queue while the policy allows; nobody overtakes."""
-    admitted: list[int] = []
-    chunks: list[int] = []
-    live, used = len(owned), int(owned.sum())
+    need = np.where(running, pool.pages_of(columns["kv"] + peaks(table)[state]), pages).astype(np.int32)
+    left = np.where(state == table.codes[PREFILL], _fill(table, columns) - columns["kv"], 0)
     promised = _promised(table, pool, columns) if policy.admit == "reserve" and waiting else 0
-    grow = pool.pages_of(table.peak)
-    for request in waiting:
-        if live >= policy.max_running:
-            break
-        if request.limit <= request.emitted:
-            # Nothing to do: it is admitted to its end and holds nothing.
-            admitted.append(0)
-            chunks.append(0)
-            continue
-        fill = fill_slots(table, request.prompt, request.emitted)
-        take = int(pool.pages_of(fill))
-        if policy.admit == "reserve":
-            promised += longest_pages(table, pool, request.prompt, request.limit)
-            allowed = promised <= pool.pages
-        else:
-            room = grow if policy.admit == "holdback" and live > 0 else 0
-            allowed = used + take + room <= pool.pages
-        if not allowed:
-            break
-        tokens = max(0, min(fill, budget))
-        budget -= tokens
-        used += take
-        live += 1
-        admitted.append(take)
-        chunks.append(tokens)
-    return tuple(admitted), tuple(chunks)
+    queue = [_queued(table, pool, request) for request in waiting]
+    live = len(state)
+    owned, actions, tokens, admit_tokens = [0] * live, [WAITS] * live, [0] * live, [0] * len(queue)
+    admitted = decide(
+        ADMISSIONS.index(policy.admit),
+        policy.prefill.mixed,
+        policy.prefill.tokens,
+        policy.max_running,
+        pool.pages,
+        pool.pages_of(table.peak),
+        promised,
+        running.tolist(),
+        pages.tolist(),
+        need.tolist(),
+        left.tolist(),
+        block_rows(table)[state].tolist(),
+        queue,
+        owned,
+        actions,
+        tokens,
+        admit_tokens,
+    )
+    return Plan(
+        preempt=tuple(index for index, action in enumerate(actions) if action == PREEMPTED),
+        pages=np.array(owned, np.int32),
+        run=np.array([index for index, action in enumerate(actions) if action == RUNS], np.int64),
+        chunks=tuple((index, count) for index, count in enumerate(tokens) if count),
+        admit=tuple(take for take, _, _ in queue[:admitted]),
+        admit_chunks=tuple(admit_tokens[:admitted]),
+        blocked=tuple(index for index, action in enumerate(actions) if action == BLOCKED),
+    )
+
+
+def _fill(table: Table, columns: Columns) -> NDArray[np.int32]:
+    assert table.fill is not None
+    slots: NDArray[np.int32] = evaluate_columns(table, table.fill, columns, np)
+    return slots
+
+
+def _queued(table: Table, pool: Pool, request: Waiting) -> tuple[int, int, int]:
+    """Give the pages a waiting request takes at admission, its longest case in pages, and the tokens it prefills."""
+    if request.limit <= request.emitted:
+        # Nothing to do: it is admitted to its end and holds nothing.
+        return 0, 0, 0
+    fill = fill_slots(table, request.prompt, request.emitted)
+    return int(pool.pages_of(fill)), longest_pages(table, pool, request.prompt, request.limit), fill
 
 
 def _promised(table: Table, pool: Pool, columns: Columns) -> int:
     """Sum the longest cases of the live requests, in pages."""
-    if not len(columns["state"]):
-        return 0
-    assert table.fill is not None
     last = np.maximum(columns["limit"] - 1, 0).astype(np.int32)
-    slots = evaluate_columns(table, table.fill, {**columns, "emitted": last}, np) + table.peak
-    return int(pool.pages_of(slots).sum())
+    return int(pool.pages_of(_fill(table, {**columns, "emitted": last}) + table.peak).sum())
+
+
+def decide(
+    admission: int,
+    mixed: bool,
+    budget: int,
+    max_running: int,
+    pool_pages: int,
+    grow: int,
+    promised: int,
+    running: Sequence[bool],
+    pages: Sequence[int],
+    need: Sequence[int],
+    left: Sequence[int],
+    rows: Sequence[int],
+    queue: Sequence[tuple[int, int, int]],
+    owned: MutableSequence[int],
+    actions: MutableSequence[int],
+    tokens: MutableSequence[int],
+    admit_tokens: MutableSequence[int],
+) -> int:
+    """Take the decisions of `plan` over plain sequences; give how many of the queue are admitted.
+
+    This is the scheduler itself, in the part of Python that numba compiles, so that the checker's search and the
+    simulator run this very function over arrays. In: `admission` (index into ADMISSIONS); `pages` owned and `need` for the next
+    round, by live request, oldest first; `left` tokens to prefill; `rows` of a round; `queue` as `_queued`
+    gives it. Out: `owned` pages, `actions`, `tokens` of each chunk, `admit_tokens` of each newcomer's first chunk.
+    """
+    live = len(need)
+    # Pages above a round's need return before any are taken; the oldest takes first, the youngest gives back.
+    used = 0
+    for index in range(live):
+        owned[index] = min(pages[index], need[index])
+        used += owned[index]
+    youngest = live - 1
+    stalled = False
+    for index in range(live):
+        if index > youngest:
+            break
+        while owned[index] < need[index] and need[index] - owned[index] > pool_pages - used:
+            if admission == GREEDY or youngest < index:
+                break
+            used -= owned[youngest]
+            owned[youngest] = 0
+            actions[youngest] = PREEMPTED
+            stalled = True
+            youngest -= 1
+        if actions[index] == PREEMPTED:
+            break
+        if need[index] - owned[index] > pool_pages - used:
+            actions[index] = BLOCKED
+            stalled = True
+            continue
+        used += need[index] - owned[index]
+        owned[index] = need[index]
+        if running[index]:
+            actions[index] = RUNS
+            if mixed:
+                budget -= rows[index]
+    # Prompts of admitted requests, oldest first, within the token budget.
+    prefills = False
+    for index in range(youngest + 1):
+        if left[index] > 0 and budget > 0:
+            tokens[index] = min(left[index], budget)
+            budget -= tokens[index]
+            prefills = True
+    admitted = 0
+    # A newcomer beside a preemption would take the pages that were just given back; nobody overtakes.
+    while not stalled and admitted < len(queue):
+        take, longest, fill = queue[admitted]
+        if fill > 0:
+            if live >= max_running:
+                break
+            promised += longest
+            room = grow if admission == HOLDBACK and live > 0 else 0
+            if admission == RESERVE and promised > pool_pages:
+                break
+            if admission != RESERVE and used + take + room > pool_pages:
+                break
+            admit_tokens[admitted] = max(0, min(fill, budget))
+            budget -= admit_tokens[admitted]
+            prefills = prefills or admit_tokens[admitted] > 0
+            used += take
+            live += 1
+        admitted += 1
+    if not mixed and prefills:
+        # Prefill alone runs now; decode rows wait and keep what they own, or were just given.
+        for index in range(len(need)):
+            if actions[index] == RUNS:
+                actions[index] = WAITS
+    return admitted
