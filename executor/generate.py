@@ -1,0 +1,283 @@
+"""Generation: requests in, text out. A session ties engine, runner, cache and tokenizer together.
+
+The server drives the same session with many requests; `fsm-spec generate` drives it with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Protocol
+
+import torch
+from fsm_spec.engine import Engine, Iteration
+from fsm_spec.errors import PoolExhausted, UserError
+from fsm_spec.executor.cache import PageAllocator, PagedCache
+from fsm_spec.executor.models.config import ModelConfig
+from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.operators import Operators
+from fsm_spec.executor.request import Request
+from fsm_spec.executor.runner import Runner
+from fsm_spec.executor.stop_text import StopText
+from fsm_spec.executor.tokenizer import StreamDecoder, Tokenizer
+from fsm_spec.kernels.law import SamplingParams, SamplingRows
+from fsm_spec.policy import Policy, Pool, longest_pages
+from fsm_spec.table import Table
+from fsm_spec.trace import TraceWriter, header
+
+# Ids looked at for a special token: models put theirs at the start or at the end of the vocabulary.
+_FIRST_IDS, _LAST_IDS = 32, 512
+
+
+class CausalModel(Protocol):
+    """Be what a session needs of a model."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+
+    def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:
+        """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Say how a request is sampled and where it ends.
+
+    `stop_ids` None means the model's own end tokens; `stop` are strings that end the text before themselves.
+    """
+
+    max_tokens: int = 128
+    sampling: SamplingParams = SamplingParams()
+    seed: int = 0
+    stop_ids: tuple[int, ...] | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """Hold what a request gave.
+
+    `finish_reason`: `stop`, `length` or `abort`. `acceptance_length`: tokens emitted a round; the first token is the
+    prefill's and no round. `tokens_per_forward`: tokens emitted by rounds over the target's forwards in those rounds.
+    Both are 0 where no round ran.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    rounds: int
+    acceptance_length: float
+    tokens_per_forward: float
+    prompt_tokens: int
+    forwards: int
+
+
+@dataclass
+class _Stream:
+    """Follow the text of one request while it grows."""
+
+    request: Request
+    decoder: StreamDecoder | None
+    stops: StopText
+    text: list[str] = field(default_factory=list)
+    seen: int = 0
+    reason: str = ""
+
+
+class Session:
+    """Run requests under one table on one model: add them, iterate, and read what they gave.
+
+    `pool` sizes the KV cache; `trace` receives what happens (see `fsm_spec/trace.py`).
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        model: CausalModel,
+        tokenizer: Tokenizer | None = None,
+        *,
+        pool: Pool,
+        policy: Policy | None = None,
+        mask_id: int | None = None,
+        operators: Operators | None = None,
+        trace: TraceWriter | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        config = model.config
+        self.mask_id = default_mask_id(config, tokenizer) if mask_id is None else mask_id
+        if not 0 <= self.mask_id < config.vocab:
+            raise UserError(f"mask id {self.mask_id} is out of range; the model has tokens 0 to {config.vocab - 1}")
+        cache = PagedCache(config, pool.pages, pool.page_size, model.dtype)
+        self.allocator = PageAllocator(pool.pages, pool.page_size)
+        self.runner = Runner(
+            table,
+            model,
+            cache,
+            self.allocator,
+            vocabulary=config.vocab,
+            mask_id=self.mask_id,
+            operators=operators,
+        )
+        self.engine = Engine(table, policy or Policy(), pool, self.runner, trace)
+        self._streams: dict[int, _Stream] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether any request is not at its end."""
+        return self.engine.has_work
+
+    def add(self, prompt: Sequence[int], options: Options | None = None) -> int:
+        """Queue a request and give its number.
+
+        The context length cuts `max_tokens`. Raises UserError for a prompt that is empty or leaves no room in the
+        context, or a sampling parameter out of range, and PoolExhausted for one that the pool can never hold.
+        """
+        options = options or Options()
+        limit = context_limit(self.model.config, len(prompt), options.max_tokens)
+        try:
+            SamplingRows.of([options.sampling])
+        except ValueError as error:
+            raise UserError(str(error).removeprefix("row 0: ")) from None
+        stop_ids = self.model.config.eos_token_ids if options.stop_ids is None else options.stop_ids
+        number = self.engine.submit(len(prompt), limit)
+        request = Request(prompt, limit, options.sampling, options.seed, stop_ids)
+        self.runner.add(number, request)
+        decoder = self.tokenizer.stream() if self.tokenizer else None
+        self._streams[number] = _Stream(request, decoder, StopText(options.stop))
+        return number
+
+    def iterate(self) -> dict[int, str]:
+        """Run one iteration of the engine; give the text that became certain, by request.
+
+        Raises PoolExhausted where nothing can move: the policy has let requests block each other.
+        """
+        report = self.engine.iterate()
+        if report.idle and self.engine.has_work:
+            raise PoolExhausted(
+                "all requests wait for KV pages that only they could return; use the policy holdback or reserve"
+            )
+        return self._read(report)
+
+    def _read(self, report: Iteration) -> dict[int, str]:
+        """Decode new tokens, look for stop strings, and note who ended."""
+        texts = {number: self._decode(number) for number in report.emitted}
+        for number in report.finished:
+            stream = self._streams[number]
+            if not stream.reason:
+                texts[number] = texts.get(number, "") + self._close(stream)
+                output = stream.request.output
+                stopped = bool(output) and output[-1] in stream.request.stop_ids
+                stream.reason = "stop" if stopped else "length"
+        return texts
+
+    def _decode(self, number: int) -> str:
+        """Decode the tokens that a request emitted since it was last looked at."""
+        stream = self._streams[number]
+        request = stream.request
+        tokens = request.text[request.prompt + stream.seen :].tolist()
+        if stream.decoder is None:
+            stream.seen += len(tokens)
+            return ""
+        pieces = []
+        # Token by token only where the token that completes a stop string must be known.
+        for part in [[token] for token in tokens] if stream.stops.stops else [tokens]:
+            pieces.append(stream.stops.push(stream.decoder.push(part)))
+            stream.seen += len(part)
+            if stream.stops.found:
+                stream.reason = "stop"
+                self.engine.halt(number, stream.seen)
+                request.halt(stream.seen)
+                break
+        stream.text += pieces
+        return "".join(pieces)
+
+    def _close(self, stream: _Stream) -> str:
+        """Let out what was held back at the end of a text."""
+        if stream.decoder is None:
+            return ""
+        rest = stream.stops.push(stream.decoder.finish()) + stream.stops.finish()
+        stream.text.append(rest)
+        return rest
+
+    def abort(self, number: int) -> None:
+        """End a request that nobody waits for any more."""
+        stream = self._streams[number]
+        if not stream.reason:
+            stream.reason = "abort"
+            self.engine.abort(number)
+
+    def done(self, number: int) -> bool:
+        """Tell whether a request is at its end."""
+        return bool(self._streams[number].reason)
+
+    def stream(self, number: int) -> Iterator[str]:
+        """Iterate until a request is at its end, yielding its text as it becomes certain."""
+        while not self.done(number):
+            text = self.iterate().get(number, "")
+            if text:
+                yield text
+
+    def run(self) -> None:
+        """Iterate until all requests are at their end."""
+        while self.has_work:
+            self.iterate()
+
+    def result(self, number: int) -> Result:
+        """Give what a request has emitted so far, and how."""
+        stream = self._streams[number]
+        request = stream.request
+        return Result(
+            text="".join(stream.text),
+            token_ids=request.output,
+            finish_reason=stream.reason,
+            rounds=request.rounds,
+            acceptance_length=request.emitted / request.rounds if request.rounds else 0.0,
+            tokens_per_forward=request.emitted / request.forwards if request.forwards else 0.0,
+            prompt_tokens=request.prompt,
+            forwards=request.forwards,
+        )
+
+    def forget(self, number: int) -> None:
+        """Drop a request that is at its end, so that a long-lived session does not grow."""
+        if self.done(number):
+            del self._streams[number]
+
+
+def context_limit(config: ModelConfig, prompt: int, max_tokens: int) -> int:
+    """Cut the limit of new tokens at the context length; raises UserError where the prompt fills it."""
+    if prompt >= config.context and max_tokens > 0:
+        raise UserError(
+            f"the prompt has {prompt} tokens and the model's context {config.context}; give a shorter prompt"
+        )
+    return min(max_tokens, config.context - prompt)
+
+
+def pool_for(table: Table, prompt: int, limit: int, page_size: int = 16) -> Pool:
+    """Give the smallest pool that carries one request to its limit."""
+    pages = longest_pages(table, Pool(0, page_size), max(prompt, 1), limit)
+    return Pool(max(1, pages), page_size)
+
+
+def default_mask_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int:
+    """Choose the id that stands on mask rows.
+
+    The model's own mask token; without one, the first special token that neither starts nor ends a text: text never
+    holds it, so that keeping it out of the drafts costs no acceptance. Without any, id 0.
+    """
+    if config.mask_token_id is not None:
+        return config.mask_token_id
+    if tokenizer is None:
+        return 0
+    taken = {config.bos_token_id, *config.eos_token_ids}
+    size = min(tokenizer.vocab, config.vocab)
+    for token in chain(range(min(_FIRST_IDS, size)), range(max(size - _LAST_IDS, 0), size)):
+        if token not in taken and tokenizer.token(token) and not tokenizer.decode([token]):
+            return token
+    return 0
+
+
+def trace_header(table: Table, policy: Policy, pool: Pool, spec_text: str) -> dict[str, Any]:
+    """Give the first record of an executor's trace."""
+    return header(table, policy, pool, spec_text, "executor")

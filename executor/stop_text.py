@@ -1,0 +1,41 @@
+"""Stop strings over a stream of text: nothing that may be the start of one is let out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopText:
+    """Hold back text until it can be no part of a stop string; the earliest stop string ends the text before it."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = [stop for stop in stops if stop]
+        self.found = False
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Take text and return what is now certain; after a stop string nothing is."""
+        if self.found:
+            return ""
+        held = self._held + text
+        starts = [start for stop in self.stops if (start := held.find(stop)) >= 0]
+        if starts:
+            self.found = True
+            self._held = ""
+            return held[: min(starts)]
+        keep = max((_overlap(held, stop) for stop in self.stops), default=0)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def finish(self) -> str:
+        """Return what was held back: the text is over, and no stop string came."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Count the characters at the end of a text that begin a stop string."""
+    for size in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
