@@ -6,6 +6,7 @@ Run: `scripts/bench step`. Writes bench/results/step.json.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,13 +48,14 @@ def main() -> None:
     rows = []
     for name in ("ar", "ngram", "isd", "linear_spec", "uno_linear"):
         table = compile_table(load(find(name)).spec)
-        event = [event.name for event in table.events.values() if event.emits and event.name in table.codes][-1]
+        event = [event.name for event in table.events.values() if event.emits and event.name in table.codes][
+            -1
+        ]
         calls = source_text(table, event).count("\n    t")
         for count in (1, 32, 256):
             columns, args = requests(table, event, count)
-            left, right = columns["kv"], columns["emitted"]
-            taken = best_us(lambda columns=columns, args=args, event=event, table=table: step(table, columns, event, args, np))
-            floor = calls * best_us(lambda left=left, right=right: left + right)
+            taken = best_us(partial(step, table, columns, event, args, np))
+            floor = calls * best_us(partial(np.add, columns["kv"], columns["emitted"]))
             rows.append(
                 {
                     "spec": name,

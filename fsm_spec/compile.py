@@ -12,11 +12,11 @@ from fsm_spec import expression, life_cycle
 from fsm_spec.domain import arg_bounds, assignments, column_bounds
 from fsm_spec.errors import SpecError, UserError
 from fsm_spec.expression import Const, Expr, Name, evaluate, interval, to_text
-from fsm_spec.operators import OPERATORS
 from fsm_spec.linear import bounds, difference, simplify
+from fsm_spec.operators import OPERATORS
 from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, SegmentPlan
-from fsm_spec.spec import Accept, Lookup, Operation, Sample
+from fsm_spec.spec import Lookup, Operation, Sample
 from fsm_spec.table import STOP, ArgPlan, CarryPlan, ColumnPlan, EventPlan, Row, StatePlan, Table
 from fsm_spec.words import nearest
 
@@ -48,7 +48,9 @@ def path_text(path: Path) -> str:
     return text
 
 
-def resolve_params(spec: Spec, given: Mapping[str, int] | None = None, *, check: bool = False) -> dict[str, int]:
+def resolve_params(
+    spec: Spec, given: Mapping[str, int] | None = None, *, check: bool = False
+) -> dict[str, int]:
     """Give every parameter its value: as given, else the default (or the checker's small value).
 
     Raises UserError for an unknown name, a value out of range, or a requirement that fails.
@@ -60,7 +62,9 @@ def resolve_params(spec: Spec, given: Mapping[str, int] | None = None, *, check:
         low, high = spec.params[name].range
         if not low <= value <= high:
             raise UserError(f"{spec.spec}: {name}={value} is out of range; choose {low} to {high}")
-    values = {name: given.get(name, param.check if check else param.default) for name, param in spec.params.items()}
+    values = {
+        name: given.get(name, param.check if check else param.default) for name, param in spec.params.items()
+    }
     for condition in spec.require:
         if not evaluate(condition, values):
             shown = ", ".join(f"{name}={values[name]}" for name in dict.fromkeys(expression.names(condition)))
@@ -105,7 +109,11 @@ class _Compiler:
     # Parts -----------------------------------------------------------------------------------------------------
 
     def _sub(self, expr: Expr) -> Expr:
-        return simplify(expression.substitute(expr, self.params)) if not expression.is_boolean(expr) else expression.substitute(expr, self.params)
+        return (
+            simplify(expression.substitute(expr, self.params))
+            if not expression.is_boolean(expr)
+            else expression.substitute(expr, self.params)
+        )
 
     def _fixed(self, size: Expr | str) -> int | None:
         """Evaluate a size over parameters; `vocab` stays open (None)."""
@@ -116,7 +124,9 @@ class _Compiler:
         for name, column in self.spec.columns.items():
             top = evaluate(column.max, self.params)
             if not 0 <= top < 2**31:
-                self.faults.append((("columns", name, "max"), f"column {name} would run to {top}; give 0 to 2147483647"))
+                self.faults.append(
+                    (("columns", name, "max"), f"column {name} would run to {top}; give 0 to 2147483647")
+                )
             plans.append(ColumnPlan(name, self._sub(column.init), top))
         return tuple(plans)
 
@@ -130,29 +140,57 @@ class _Compiler:
             before = simplify(expression.add(before, plan.count))
             first += plan.max_count
         if first > MAX_ROWS:
-            self.faults.append((("forwards", name, "rows"), f"the plan has {first:,} rows for {self._shown()}; {MAX_ROWS:,} at most"))
-        return ForwardPlan(name, forward.attention, tuple(segments), tuple(self._operator(op, forward) for op in forward.ops))
+            self.faults.append(
+                (
+                    ("forwards", name, "rows"),
+                    f"the plan has {first:,} rows for {self._shown()}; {MAX_ROWS:,} at most",
+                )
+            )
+        return ForwardPlan(
+            name, forward.attention, tuple(segments), tuple(self._operator(op, forward) for op in forward.ops)
+        )
 
     def _segment(self, segment: Segment, before: Expr, first: int, path: Path) -> SegmentPlan:
         count = self._sub(segment.count)
         low, high = bounds(count, self.bounds)
         if low < 0 or high >= 2**30:
-            self.faults.append(((*path, "count"), f"segment {segment.name} would have {low} to {high} rows; counts are 0 or more and bounded"))
+            self.faults.append(
+                (
+                    (*path, "count"),
+                    f"segment {segment.name} would have {low} to {high} rows; counts are 0 or more and bounded",
+                )
+            )
             high = max(0, min(high, MAX_ROWS))
         at = self._sub(segment.at) if segment.at is not None else simplify(expression.add(Name("kv"), before))
         slot = self._sub(segment.slot) if segment.slot is not None else at
         source = self._piece(segment.source, {})
-        return SegmentPlan(segment.name, source, first, count, high, at, slot, segment.weights == "adapter", segment.logits, segment.kv)
+        return SegmentPlan(
+            segment.name,
+            source,
+            first,
+            count,
+            high,
+            at,
+            slot,
+            segment.weights == "adapter",
+            segment.logits,
+            segment.kv,
+        )
 
     def _operator(self, op: Operation, forward: Forward) -> OperatorPlan:
         if isinstance(op, Lookup):
             sizes = [self._value(size) for size in (op.size, op.min, op.max)]
-            return OperatorPlan("lookup", "", tuple(op.out), size=sizes[0], shortest=sizes[1], longest=sizes[2])
+            return OperatorPlan(
+                "lookup", "", tuple(op.out), size=sizes[0], shortest=sizes[1], longest=sizes[2]
+            )
         rows = (op.rows,) if isinstance(op.rows, str) else tuple(op.rows)
         if isinstance(op, Sample):
             out = (op.out,) if isinstance(op.out, str) else tuple(op.out)
             # Rows whose text is no token of the request propose; all others speak for the target.
-            draft = any(s.name in rows and (s.source.name in ("mask", "noise") or s.weights == "adapter") for s in forward.rows)
+            draft = any(
+                s.name in rows and (s.source.name in ("mask", "noise") or s.weights == "adapter")
+                for s in forward.rows
+            )
             return OperatorPlan("sample", op.rule, out, rows, draft=draft)
         drafts = self._piece(op.drafts, {})
         return OperatorPlan("accept", op.rule, tuple(op.out), rows, drafts=drafts, q=op.q)
@@ -193,8 +231,16 @@ class _Compiler:
         spec = self.spec
         declared = [self._state(name) for name in spec.states]
         rounds = [state.name for state in declared if state.round]
-        rows = [self._row(index, transition, source) for index, transition in enumerate(spec.transitions) for source in _sources(transition)]
-        origin = [(index, source) for index, transition in enumerate(spec.transitions) for source in _sources(transition)]
+        rows = [
+            self._row(index, transition, source)
+            for index, transition in enumerate(spec.transitions)
+            for source in _sources(transition)
+        ]
+        origin = [
+            (index, source)
+            for index, transition in enumerate(spec.transitions)
+            for source in _sources(transition)
+        ]
         events = self._events(rows)
         if spec.contract:
             start = next(state.name for state in declared if state.start)
@@ -245,7 +291,8 @@ class _Compiler:
             if state.forward is not None:
                 for kind in KINDS:
                     if difference(asserted[kind], holding[kind]) != Const(0):
-                        message = f"state {name} holds {to_text(holding[kind])} {kind} slots by its forward, not {to_text(asserted[kind])}"
+                        derived, said = to_text(holding[kind]), to_text(asserted[kind])
+                        message = f"state {name} holds {derived} {kind} slots by its forward, not {said}"
                         self.faults.append((("states", name, "kv"), message))
             else:
                 holding = asserted
@@ -260,7 +307,10 @@ class _Compiler:
         for name, event in self.spec.events.items():
             handled = tuple(dict.fromkeys(row.sources[0] for row in rows if row.event == name))
             ignored = tuple(state for state, plan in self.spec.states.items() if name in plan.ignore)
-            args = tuple(ArgPlan(arg, self._sub(bound.range[0]), self._sub(bound.range[1])) for arg, bound in event.args.items())
+            args = tuple(
+                ArgPlan(arg, self._sub(bound.range[0]), self._sub(bound.range[1]))
+                for arg, bound in event.args.items()
+            )
             events[name] = EventPlan(name, handled, args, ignored)
         return events
 
@@ -318,21 +368,36 @@ class _Compiler:
                 message = f"two guards of state {state} hold at once where {shown} ({self._shown()})"
                 self.faults.append(((*paths[true[1].index], "when"), message))
             else:
-                message = f"no guard of state {state} holds where {shown} ({self._shown()}); the guards leave a gap"
+                message = (
+                    f"no guard of state {state} holds where {shown} ({self._shown()}); the guards leave a gap"
+                )
                 self.faults.append(((*paths[rows[-1].index], "when"), message))
             return
 
     def _check_bounds(self, row: Row, event: EventPlan, path: Path) -> None:
         """Hold columns to 0 .. max and keep to the rows whose KV may stay, wherever the guard holds."""
         maxima = {column.name: column.max for column in self.columns}
-        limits: list[tuple[Path, str, Expr, int]] = [((*path, "set", name), f"column {name}", value, maxima[name]) for name, value in row.sets if name in maxima]
+        limits: list[tuple[Path, str, Expr, int]] = [
+            ((*path, "set", name), f"column {name}", value, maxima[name])
+            for name, value in row.sets
+            if name in maxima
+        ]
         forward = self.spec.states[row.sources[0]].forward
         if forward is not None:
             lasting = expression.total(s.count for s in self.forwards[forward].segments if s.kv != "scratch")
             spare = difference(lasting, row.keep)
-            limits.append(((*path, "keep"), f"keep leaves {to_text(lasting)} lasting rows, minus {to_text(row.keep)},", spare, 2**30))
+            limits.append(
+                (
+                    (*path, "keep"),
+                    f"keep leaves {to_text(lasting)} lasting rows, minus {to_text(row.keep)},",
+                    spare,
+                    2**30,
+                )
+            )
         for piece_index, piece in enumerate(row.emit):
-            limits.append(((*path, "emit", piece_index), f"the length of {piece}", piece.length(Const(1)), 2**30))
+            limits.append(
+                ((*path, "emit", piece_index), f"the length of {piece}", piece.length(Const(1)), 2**30)
+            )
         args = arg_bounds(event.args, self.bounds)
         for where, what, value, top in limits:
             low, high = bounds(value, {**self.bounds, **args})
@@ -342,23 +407,33 @@ class _Compiler:
                 result = evaluate(value, values)
                 if evaluate(row.guard, values) and not 0 <= result <= top:
                     shown = ", ".join(f"{name} = {number}" for name, number in values.items()) or "always"
-                    self.faults.append((where, f"{what} would be {result} where {shown} ({self._shown()}); 0 to {top} is allowed"))
+                    self.faults.append(
+                        (
+                            where,
+                            f"{what} would be {result} where {shown} ({self._shown()}); 0 to {top} is allowed",
+                        )
+                    )
                     break
 
     def _check_rounds(self, table: Table, paths: Mapping[int, Path]) -> None:
         """Hold every way from round state to round state to the contract, and every cycle to progress."""
         for state in table.states:
             if state.round:
-                self._walk_round(table, state.name, Const(0), (), paths, {})
+                self._walk_round(table, state.name, Const(0), (), paths)
         idle = {
             (row.sources[0], row.target): row
             for row in table.rows
             if not row.built_in and not self._progresses(row, table.events[row.event])
         }
-        for cycle in _cycles({edge: None for edge in idle}):
+        for cycle in _cycles(dict.fromkeys(idle)):
             row = idle[cycle[0], cycle[1]]
             way = " -> ".join(cycle)
-            self.faults.append((paths[row.index], f"the way {way} can repeat for ever without emitting a token or moving a column"))
+            self.faults.append(
+                (
+                    paths[row.index],
+                    f"the way {way} can repeat for ever without emitting a token or moving a column",
+                )
+            )
 
     def _progresses(self, row: Row, event: EventPlan) -> bool:
         columns = {**self.bounds, **arg_bounds(event.args, self.bounds)}
@@ -371,7 +446,12 @@ class _Compiler:
         return False
 
     def _walk_round(
-        self, table: Table, state: str, debt: Expr, visited: tuple[str, ...], paths: Mapping[int, Path], renamed: Mapping[str, Expr]
+        self,
+        table: Table,
+        state: str,
+        debt: Expr,
+        visited: tuple[str, ...],
+        paths: Mapping[int, Path],
     ) -> None:
         """Follow a round along its states; `debt` is KV kept minus tokens emitted so far, which must end at 0."""
         if state in visited:
@@ -384,12 +464,17 @@ class _Compiler:
             step = expression.substitute(difference(row.keep, row.emit_count), fresh)
             after = simplify(expression.add(debt, step))
             if table.state(row.target).round:
-                if after != Const(0) and not self._settled(table, row, difference(row.keep, row.emit_count), debt):
-                    off = to_text(expression.substitute(after, {f"{n}'{len(visited)}": Name(n) for n in fresh}))
-                    message = f"breaks the contract {self.spec.contract}: the round keeps {off} more KV slots than it emits tokens; the two must be equal"
+                if after != Const(0) and not self._settled(
+                    table, row, difference(row.keep, row.emit_count), debt
+                ):
+                    off = to_text(
+                        expression.substitute(after, {f"{n}'{len(visited)}": Name(n) for n in fresh})
+                    )
+                    contract = f"breaks the contract {self.spec.contract}"
+                    message = f"{contract}: the round keeps {off} more KV slots than it emits tokens"
                     self.faults.append((paths[row.index], message))
             elif row.target != "end":
-                self._walk_round(table, row.target, after, (*visited, state), paths, renamed)
+                self._walk_round(table, row.target, after, (*visited, state), paths)
 
     def _settled(self, table: Table, row: Row, step: Expr, debt: Expr) -> bool:
         """Decide under the guard what the linear form left open."""
@@ -397,7 +482,9 @@ class _Compiler:
             return False
         args = table.events[row.event].args
         walked = assignments([step, row.guard], self.bounds, args)
-        return all(evaluate(step, values) + debt.value == 0 for values in walked if evaluate(row.guard, values))
+        return all(
+            evaluate(step, values) + debt.value == 0 for values in walked if evaluate(row.guard, values)
+        )
 
     def _with_peak(self, table: Table, state: StatePlan) -> StatePlan:
         if not state.round:
@@ -416,7 +503,9 @@ class _Compiler:
                 continue
             target = table.state(row.target)
             if not target.round and not target.built_in and target.name not in visited:
-                extent = max(extent, self._kept(table, row) + self._extent(table, target, (*visited, state.name)))
+                extent = max(
+                    extent, self._kept(table, row) + self._extent(table, target, (*visited, state.name))
+                )
         return extent
 
     def _advance(self, table: Table, state: StatePlan, visited: tuple[str, ...]) -> int:
@@ -442,14 +531,14 @@ def _sources(transition: Transition) -> list[str]:
 
 def _cycles(edges: Mapping[tuple[str, str], None]) -> list[list[str]]:
     """Give one cycle of each knot of a small graph, as node lists that end where they start."""
-    import networkx
+    import networkx as nx  # noqa: PLC0415 - a quarter of a second that most commands need not spend
 
-    graph = networkx.DiGraph(list(edges))
+    graph = nx.DiGraph(list(edges))
     found = []
-    for knot in networkx.strongly_connected_components(graph):
+    for knot in nx.strongly_connected_components(graph):
         part = graph.subgraph(knot)
         if part.number_of_edges():
-            cycle = networkx.find_cycle(part)
+            cycle = nx.find_cycle(part)
             found.append([edge[0] for edge in cycle] + [cycle[0][0]])
     return found
 

@@ -22,7 +22,11 @@ _MOST_ASSIGNMENTS: Final = 20_000
 def column_bounds(maxima: Mapping[str, int], states: int) -> dict[str, Bounds]:
     """Bound every column a guard may read, built-in ones included."""
     built_in = {"state": (0, states - 1), "prompt": (1, UNBOUNDED), "limit": (1, UNBOUNDED)}
-    return built_in | {"emitted": (0, UNBOUNDED), "kv": (0, UNBOUNDED)} | {name: (0, top) for name, top in maxima.items()}
+    return (
+        built_in
+        | {"emitted": (0, UNBOUNDED), "kv": (0, UNBOUNDED)}
+        | {name: (0, top) for name, top in maxima.items()}
+    )
 
 
 def arg_bounds(args: Sequence[ArgPlan], columns: Mapping[str, Bounds]) -> dict[str, Bounds]:

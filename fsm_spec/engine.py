@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fsm_spec.step import choose, step
 from fsm_spec.table import END, NO_STOP, STOP, WAIT, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -61,7 +61,9 @@ class Backend(Protocol):
     def launch(self, launch: Launch) -> list[Args]:
         """Run a launch; give, for each group, the counts that its operators found, by argument name, int32 [n]."""
 
-    def stops(self, event: str, requests: NDArray[np.int64], columns: Columns, rows: NDArray[np.int32], args: Args) -> NDArray[np.int32]:
+    def stops(
+        self, event: str, requests: NDArray[np.int64], columns: Columns, rows: NDArray[np.int32], args: Args
+    ) -> NDArray[np.int32]:
         """Give the tokens before the first stop token of each run about to be emitted by `rows`; NO_STOP if none."""
 
     def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
@@ -115,7 +117,9 @@ class Engine:
         planner: Callable[[Engine], Plan] | None = None,
     ) -> None:
         if table.contract is None:
-            raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+            raise UserError(
+                f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it"
+            )
         self.table = table
         self.policy = policy
         self.pool = pool
@@ -189,7 +193,9 @@ class Engine:
     def decide(self) -> Plan:
         """Let the policy decide the next iteration."""
         waiting = [self.waiting[request] for request in self.queue()]
-        return plan(self.table, self.policy, self.pool, self._gather(self.live), self.pages[self.live], waiting)
+        return plan(
+            self.table, self.policy, self.pool, self._gather(self.live), self.pages[self.live], waiting
+        )
 
     def iterate(self) -> Iteration:
         """Run one iteration: one round of every request that runs, and the prefill chunks that ride along."""
@@ -226,7 +232,9 @@ class Engine:
             pages=[[int(number), int(pages)] for number, pages in zip(numbers, decision.pages, strict=True)],
             run=numbers[decision.run].tolist(),
             chunks=[[int(numbers[index]), tokens] for index, tokens in decision.chunks],
-            admit=[list(entry) for entry in zip(admitted, decision.admit, decision.admit_chunks, strict=True)],
+            admit=[
+                list(entry) for entry in zip(admitted, decision.admit, decision.admit_chunks, strict=True)
+            ],
             blocked=[int(numbers[index]) for index in decision.blocked],
         )
 
@@ -265,7 +273,10 @@ class Engine:
         report.ran = len(running)
         while len(running) or chunks:
             members = self._by_state(running)
-            groups = [Group(self.table.states[code].name, self.requests[slots], self._gather(slots)) for code, slots in members]
+            groups = [
+                Group(self.table.states[code].name, self.requests[slots], self._gather(slots))
+                for code, slots in members
+            ]
             # Chunks ride with the first launch that reads the weights anyway.
             ride = not groups or any(self._has_rows(group.state) for group in groups)
             riding = tuple(self._chunk(slot, tokens) for slot, tokens in chunks) if ride else ()
@@ -303,7 +314,9 @@ class Engine:
 
     # Steps -----------------------------------------------------------------------------------------------------
 
-    def _apply(self, event: str, slots: NDArray[np.int64], args: Args, report: Iteration | None = None) -> None:
+    def _apply(
+        self, event: str, slots: NDArray[np.int64], args: Args, report: Iteration | None = None
+    ) -> None:
         """Step the requests in `slots` by one event, and let backend and trace follow."""
         before = self._gather(slots)
         requests = self.requests[slots]
@@ -375,7 +388,9 @@ class Engine:
 
     def _grow(self) -> None:
         size = len(self.pages)
-        self.columns = {name: np.concatenate([values, np.zeros(size, np.int32)]) for name, values in self.columns.items()}
+        self.columns = {
+            name: np.concatenate([values, np.zeros(size, np.int32)]) for name, values in self.columns.items()
+        }
         self.pages = np.concatenate([self.pages, np.zeros(size, np.int32)])
         self.requests = np.concatenate([self.requests, np.zeros(size, np.int64)])
         self._free_slots = list(range(2 * size - 1, size - 1, -1))
@@ -391,7 +406,8 @@ class Engine:
     def _mid_round(self) -> NDArray[np.bool_]:
         """Tell by state code whether a request there is inside a round."""
         array: NDArray[np.bool_] = self.table.cached(
-            "mid_round", lambda: np.array([not s.round and not s.built_in for s in self.table.states], np.bool_)
+            "mid_round",
+            lambda: np.array([not s.round and not s.built_in for s in self.table.states], np.bool_),
         )
         return array
 

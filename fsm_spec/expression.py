@@ -56,6 +56,8 @@ class Op:
 
 type_names: Final = {"int": "an integer", "bool": "a condition"}
 Expr = Const | Name | Op
+TRUE: Final = Const(1, boolean=True)
+ZERO: Final = Const(0)
 Bounds = tuple[int, int]
 
 
@@ -227,7 +229,7 @@ class _Parser:
         return expr
 
 
-def parse(text: str | int | bool, kind: str = "int") -> Expr:
+def parse(text: str | int | bool, kind: str = "int") -> Expr:  # noqa: FBT001 - YAML gives true and false as they are
     """Parse an expression of the kind `int` or `bool`; raises ExpressionError with the offset of the fault."""
     if isinstance(text, bool):
         expr: Expr = Const(int(text), boolean=True)

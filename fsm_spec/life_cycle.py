@@ -71,8 +71,25 @@ def rows(contract: str, rounds: Sequence[str], start: str, columns: Sequence[Col
         # After preemption the newest token is known already: it is the last of the text, and nothing is emitted.
         newest = (Piece("text", fill, Op("+", (fill, Const(1)))),)
         first = [
-            row((PREFILL,), FIRST, start, guard=parse("emitted == 0", "bool"), keep=rest, emit=_NEXT, sets=entry, carries=(("pending", _NEXT),)),
-            row((PREFILL,), FIRST, start, guard=parse("emitted > 0", "bool"), keep=rest, sets=entry, carries=(("pending", newest),)),
+            row(
+                (PREFILL,),
+                FIRST,
+                start,
+                guard=parse("emitted == 0", "bool"),
+                keep=rest,
+                emit=_NEXT,
+                sets=entry,
+                carries=(("pending", _NEXT),),
+            ),
+            row(
+                (PREFILL,),
+                FIRST,
+                start,
+                guard=parse("emitted > 0", "bool"),
+                keep=rest,
+                sets=entry,
+                carries=(("pending", newest),),
+            ),
         ]
     else:
         first = [row((PREFILL,), FIRST, start, keep=rest, sets=entry, carries=(("pending", _NEXT),))]

@@ -38,17 +38,25 @@ def oracle(table: Table, columns: Mapping[str, int], event: str, args: Mapping[s
     if state in plan.ignored:
         return Outcome(dict(columns), -1, 0)
     if not rows:
-        raise UnhandledEvent(f"{table.name}: state {state} has no row for the event {event}; rows exist for {', '.join(plan.states)}")
+        raise UnhandledEvent(
+            f"{table.name}: state {state} has no row for the event {event}; rows exist for {', '.join(plan.states)}"
+        )
     values = {**columns, **table.codes, **args}
     for arg in plan.args:
         low, high = evaluate(arg.low, values), evaluate(arg.high, values)
         if arg.name not in args:
-            raise UnhandledEvent(f"{table.name}: the event {event} needs the argument {arg.name} ({low} to {high})")
+            raise UnhandledEvent(
+                f"{table.name}: the event {event} needs the argument {arg.name} ({low} to {high})"
+            )
         if not low <= args[arg.name] <= high:
-            raise UnhandledEvent(f"{table.name}: {event} in state {state} takes {arg.name} from {low} to {high}, not {args[arg.name]}")
+            raise UnhandledEvent(
+                f"{table.name}: {event} in state {state} takes {arg.name} from {low} to {high}, not {args[arg.name]}"
+            )
     true = [row for row in rows if evaluate(row.guard, values)]
     if len(true) != 1:
-        raise UnhandledEvent(f"{table.name}: {len(true)} guards hold for the event {event} in state {state}; exactly one must")
+        raise UnhandledEvent(
+            f"{table.name}: {len(true)} guards hold for the event {event} in state {state}; exactly one must"
+        )
     return _apply(table, columns, true[0], values)
 
 

@@ -112,7 +112,9 @@ def load_policy(name_or_path: str) -> Policy:
     path = shipped_policies().get(name_or_path.casefold(), Path(name_or_path))
     if not path.is_file():
         known = [*ADMISSIONS, *shipped_policies()]
-        raise UserError(f"no policy is called {name_or_path!r} and no such file exists{nearest(name_or_path, known)}")
+        raise UserError(
+            f"no policy is called {name_or_path!r} and no such file exists{nearest(name_or_path, known)}"
+        )
     data = source.compose(source.read(path, str(path)), str(path)).data
     try:
         return Policy.model_validate(data)
@@ -146,13 +148,17 @@ def refuse_impossible(table: Table, pool: Pool, prompt: int, limit: int) -> None
 
 def peaks(table: Table) -> NDArray[np.int32]:
     """Give the peak by state code: slots above `kv` that a round starting there needs."""
-    array: NDArray[np.int32] = table.cached("peaks", lambda: np.array([s.peak for s in table.states], np.int32))
+    array: NDArray[np.int32] = table.cached(
+        "peaks", lambda: np.array([s.peak for s in table.states], np.int32)
+    )
     return array
 
 
 def rounds(table: Table) -> NDArray[np.bool_]:
     """Tell by state code whether a state is a round state."""
-    array: NDArray[np.bool_] = table.cached("rounds", lambda: np.array([s.round for s in table.states], np.bool_))
+    array: NDArray[np.bool_] = table.cached(
+        "rounds", lambda: np.array([s.round for s in table.states], np.bool_)
+    )
     return array
 
 
@@ -168,7 +174,12 @@ def block_rows(table: Table) -> NDArray[np.int32]:
 
 
 def plan(
-    table: Table, policy: Policy, pool: Pool, columns: Columns, pages: NDArray[np.int32], waiting: Sequence[Waiting]
+    table: Table,
+    policy: Policy,
+    pool: Pool,
+    columns: Columns,
+    pages: NDArray[np.int32],
+    waiting: Sequence[Waiting],
 ) -> Plan:
     """Decide one iteration.
 
@@ -234,9 +245,9 @@ def _promised(table: Table, pool: Pool, columns: Columns) -> int:
     return int(pool.pages_of(_fill(table, {**columns, "emitted": last}) + table.peak).sum())
 
 
-def decide(
+def decide(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - one function over plain values is what numba compiles
     admission: int,
-    mixed: bool,
+    mixed: bool,  # noqa: FBT001 - numba takes no keyword-only arguments
     budget: int,
     max_running: int,
     pool_pages: int,
@@ -256,9 +267,10 @@ def decide(
     """Take the decisions of `plan` over plain sequences; give how many of the queue are admitted.
 
     This is the scheduler itself, in the part of Python that numba compiles, so that the checker's search and the
-    simulator run this very function over arrays. In: `admission` (index into ADMISSIONS); `pages` owned and `need` for the next
-    round, by live request, oldest first; `left` tokens to prefill; `rows` of a round; `queue` as `_queued`
-    gives it. Out: `owned` pages, `actions`, `tokens` of each chunk, `admit_tokens` of each newcomer's first chunk.
+    simulator run this very function over arrays.
+    In: `admission` (index into ADMISSIONS); by live request, oldest first, the `pages` it owns, what it may `need`
+    for the next round, the `left` tokens to prefill and the `rows` of a round; `queue` as `_queued` gives it.
+    Out: `owned` pages, `actions`, `tokens` of each chunk, `admit_tokens` of each newcomer's first chunk.
     """
     live = len(need)
     # Pages above a round's need return before any are taken; the oldest takes first, the youngest gives back.

@@ -12,6 +12,7 @@ from fsm_spec.errors import FsmSpecError, TraceDivergence, UnhandledEvent, UserE
 from fsm_spec.load import loads
 from fsm_spec.oracle import oracle
 from fsm_spec.policy import Policy, Pool, fill_slots
+from fsm_spec.table import END, WAIT
 from fsm_spec.trace import STEP_FIELDS, VERSION
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def read_trace(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise UserError(f"{path}:{number}: this line is no JSON record ({error}); the trace is cut or damaged") from None
+                raise UserError(
+                    f"{path}:{number}: this line is no JSON record ({error}); the trace is cut or damaged"
+                ) from None
             if not isinstance(record, dict):
                 raise UserError(f"{path}:{number}: a record is a JSON object, not {type(record).__name__}")
             yield number, record
@@ -72,9 +75,12 @@ def replay_records(records: Iterable[tuple[int, Mapping[str, Any]]], name: str =
 def table_of(head: Mapping[str, Any], name: str = "<trace>") -> tuple[Table, Pool]:
     """Compile the spec in a trace's header; raises TraceDivergence if its digest is another."""
     loaded = loads(head["spec"], name=f"{name}:1")
-    table = compile_table(loaded.spec, head["params"], line_of=lambda path: loaded.line_of(path)[0])
+    table = compile_table(loaded.spec, head["params"], line_of=loaded.line_of)
     if table.digest != head["digest"]:
-        raise TraceDivergence(f"{name}:1: the header's spec compiles to digest {table.digest[:12]}, the trace was written under {head['digest'][:12]}")
+        ours, theirs = table.digest[:12], str(head["digest"])[:12]
+        raise TraceDivergence(
+            f"{name}:1: the header's spec has digest {ours}, the trace was written under {theirs}"
+        )
     Policy.model_validate(head["policy"])
     return table, Pool(**head["pool"])
 
@@ -112,7 +118,9 @@ class _Replay:
             self.pages[request] = pages
         held = sum(self.pages.values())
         if held > self.pool.pages:
-            raise TraceDivergence(f"{self.name}:{number}: the plan hands out {held} pages of a pool of {self.pool.pages}")
+            raise TraceDivergence(
+                f"{self.name}:{number}: the plan hands out {held} pages of a pool of {self.pool.pages}"
+            )
 
     def _step(self, number: int, record: Mapping[str, Any]) -> None:
         where = f"{self.name}:{number}"
@@ -132,7 +140,9 @@ class _Replay:
             )
         if outcome.columns != columns:
             wrong = ", ".join(
-                f"{name} {columns.get(name)} (table: {value})" for name, value in outcome.columns.items() if columns.get(name) != value
+                f"{name} {columns.get(name)} (table: {value})"
+                for name, value in outcome.columns.items()
+                if columns.get(name) != value
             )
             raise TraceDivergence(f"{where}: request {request} after {self._label(transition)}: {wrong}")
         self._check_slots(where, request, outcome.columns, pages)
@@ -141,14 +151,21 @@ class _Replay:
 
     def _check_slots(self, where: str, request: int, columns: Mapping[str, int], pages: int) -> None:
         state = self.table.states[columns["state"]]
-        if state.name == "wait" or state.name == self.table.eventually:
+        if state.name in {WAIT, END}:
             self.pages[request] = 0
         if pages != self.pages.get(request, 0):
-            raise TraceDivergence(f"{where}: request {request} owns {pages} pages by the step, {self.pages.get(request, 0)} by the plan")
+            raise TraceDivergence(
+                f"{where}: request {request} owns {pages} pages by the step, {self.pages.get(request, 0)} by the plan"
+            )
         if state.round and columns["kv"] != fill_slots(self.table, columns["prompt"], columns["emitted"]):
-            raise TraceDivergence(f"{where}: request {request} breaks the contract {self.table.contract} in state {state.name}: kv is {columns['kv']}")
+            raise TraceDivergence(
+                f"{where}: request {request} in state {state.name} breaks the contract {self.table.contract}: "
+                f"kv is {columns['kv']} after {columns['emitted']} emitted tokens"
+            )
         if pages and columns["kv"] > pages * self.pool.page_size:
-            raise TraceDivergence(f"{where}: request {request} holds {columns['kv']} slots in {pages} pages of {self.pool.page_size}")
+            raise TraceDivergence(
+                f"{where}: request {request} holds {columns['kv']} slots in {pages} pages of {self.pool.page_size}"
+            )
 
     def _label(self, transition: int) -> str:
         if not 0 <= transition < 2 * len(self.table.rows):
@@ -160,7 +177,9 @@ class _Replay:
         end = self.table.codes["end"]
         ended = sum(columns["state"] == end for columns in self.columns.values())
         emitted = sum(columns["emitted"] for columns in self.columns.values())
-        return Replayed(self.table.name, self.table.digest, source, len(self.columns), self.steps, ended, emitted)
+        return Replayed(
+            self.table.name, self.table.digest, source, len(self.columns), self.steps, ended, emitted
+        )
 
 
 def _shown(args: Mapping[str, int]) -> str:

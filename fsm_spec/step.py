@@ -38,7 +38,9 @@ class Step:
 
     __slots__ = ("_before", "_table", "_xp", "columns", "emitted", "transition")
 
-    def __init__(self, table: Table, xp: Any, before: Columns, columns: Columns, transition: Array, emitted: Array) -> None:
+    def __init__(
+        self, table: Table, xp: Any, before: Columns, columns: Columns, transition: Array, emitted: Array
+    ) -> None:
         self._table = table
         self._xp = xp
         self._before = before
@@ -93,7 +95,9 @@ def evaluate(table: Table, expr: Expr, columns: Columns, xp: Any) -> Array:
     if function is None:
         emitter = _Emitter(table)
         body = emitter.array(expr)
-        text = "\n    ".join(["def evaluate(c):", *emitter.loads("c", table.column_names), *emitter.lines, f"return {body}"])
+        text = "\n    ".join(
+            ["def evaluate(c):", *emitter.loads("c", table.column_names), *emitter.lines, f"return {body}"]
+        )
         function = table.cache[key] = _compile(text, "evaluate", xp)
     return function(columns)
 
@@ -104,8 +108,14 @@ def source_text(table: Table, event: str) -> str:
 
 
 def _compile(text: str, name: str, xp: Any) -> Callable[..., Any]:
-    """Turn generated text into a function; the text is built from parsed expressions only, never from a spec's words."""
-    scope: dict[str, Any] = {"xp": xp, "where": xp.where, "minimum": xp.minimum, "maximum": xp.maximum, "k": _Constants(xp)}
+    """Turn generated text into a function; it is built from parsed expressions, never from a spec's own words."""
+    scope: dict[str, Any] = {
+        "xp": xp,
+        "where": xp.where,
+        "minimum": xp.minimum,
+        "maximum": xp.maximum,
+        "k": _Constants(xp),
+    }
     exec(compile(text, f"<{name}>", "exec"), scope)  # noqa: S102 - see docstring
     return scope[name]  # type: ignore[no-any-return]
 
@@ -166,7 +176,9 @@ class _Emitter:
 
     def array(self, expr: Expr) -> str:
         """Emit an expression as an array of full length."""
-        if any(name in self.table.column_names or name in self._arguments() for name in expression.names(expr)):
+        if any(
+            name in self.table.column_names or name in self._arguments() for name in expression.names(expr)
+        ):
             return self.value(expr)
         return f"xp.full_like({self.variable('state')}, {expression.evaluate(expr, self.table.codes)})"
 
@@ -184,14 +196,18 @@ class _Emitter:
             return f"~({parts[0]})"
         if op == "ceil":
             return f"-(-{parts[0]} // {parts[1]})"
-        return f"({parts[0]}) {_BOOLEAN.get(op, op)} ({parts[1]})" if op in _BOOLEAN else f"{parts[0]} {op} {parts[1]}"
+        return (
+            f"({parts[0]}) {_BOOLEAN.get(op, op)} ({parts[1]})"
+            if op in _BOOLEAN
+            else f"{parts[0]} {op} {parts[1]}"
+        )
 
     def choose(self, guards: Sequence[str], values: Sequence[Expr]) -> str:
         """Emit the value of the row whose guard holds; the last row needs no guard, as guards are complete."""
         result, *rest = [values[-1], *reversed(list(zip(guards, values[:-1], strict=False)))]
-        text, held = self.value(result), to_text(result)  # type: ignore[arg-type]
+        text, held = self.value(result), to_text(result)
         same = True
-        for guard, value in rest:  # type: ignore[misc]
+        for guard, value in rest:
             if same and to_text(value) == held:
                 continue
             same = False
@@ -218,7 +234,9 @@ class _Source:
         loads = self.emit.loads("c", self.table.column_names) + self.emit.loads("a", [*arguments, STOP])
         stores = [f"new[{name!r}] = {value}" for name, value in updates.items() if not name.startswith("=")]
         lines = [*loads, *self.emit.lines, "new = dict(c)", *stores]
-        return "\n    ".join(["def step(c, a):", *lines, f"return new, {updates['=transition']}, {updates['=emitted']}"])
+        return "\n    ".join(
+            ["def step(c, a):", *lines, f"return new, {updates['=transition']}, {updates['=emitted']}"]
+        )
 
     def rows_text(self) -> str:
         """Give the function `choose(c, a) -> rows`."""
@@ -248,7 +266,9 @@ class _Source:
         names = list(dict.fromkeys(name for row in self.rows for name, _ in row.sets))
         zero = "xp.full_like(v_state, 0)"
         updates: dict[str, str] = {}
-        codes = emit.choose(guards, [Const(IGNORED if row.index == IGNORED else 2 * row.index) for row in self.rows])
+        codes = emit.choose(
+            guards, [Const(IGNORED if row.index == IGNORED else 2 * row.index) for row in self.rows]
+        )
         targets = emit.choose(guards, [self._target(row) for row in self.rows])
         emit.variable("state")
         if any(row.emit for row in self.rows):

@@ -98,8 +98,8 @@ class Row:
     sources: tuple[str, ...]
     event: str
     target: str
-    guard: Expr = expression.Const(1, boolean=True)
-    keep: Expr = expression.Const(0)
+    guard: Expr = expression.TRUE
+    keep: Expr = expression.ZERO
     emit: tuple[Piece, ...] = ()
     sets: tuple[tuple[str, Expr], ...] = ()
     carries: tuple[tuple[str, tuple[Piece, ...]], ...] = ()

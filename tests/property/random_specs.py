@@ -14,9 +14,16 @@ MAX_COLUMN = 3
 def _conditions(args: list[str], columns: list[str]) -> st.SearchStrategy[str]:
     names = st.sampled_from([*args, *columns]) if args or columns else st.just("kv")
     comparison = st.builds(
-        "{} {} {}".format, names, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), st.integers(0, MAX_COLUMN)
+        "{} {} {}".format,
+        names,
+        st.sampled_from(["==", "!=", "<", "<=", ">", ">="]),
+        st.integers(0, MAX_COLUMN),
     )
-    return st.one_of(comparison, st.builds("not ({})".format, comparison), st.builds("({} or {})".format, comparison, comparison))
+    return st.one_of(
+        comparison,
+        st.builds("not ({})".format, comparison),
+        st.builds("({} or {})".format, comparison, comparison),
+    )
 
 
 @st.composite
@@ -27,7 +34,9 @@ def guards(draw: st.DrawFn, args: list[str], columns: list[str], depth: int = 2)
     condition = draw(_conditions(args, columns))
     yes = draw(guards(args, columns, depth - 1))
     no = draw(guards(args, columns, depth - 1))
-    return [f"({condition}) and ({leaf})" for leaf in yes] + [f"not ({condition}) and ({leaf})" for leaf in no]
+    return [f"({condition}) and ({leaf})" for leaf in yes] + [
+        f"not ({condition}) and ({leaf})" for leaf in no
+    ]
 
 
 def _effects(args: list[str], columns: list[str]) -> st.SearchStrategy[str]:
@@ -54,7 +63,10 @@ def decode_specs(draw: st.DrawFn) -> Spec:
         "spec": "drawn",
         "lossless": {"claim": "no", "why": "drawn at random"},
         "contract": draw(st.sampled_from(["pending", "full"])),
-        "columns": {name: {"init": draw(st.sampled_from(["0", "prompt % 3", "1"])), "max": MAX_COLUMN} for name in columns},
+        "columns": {
+            name: {"init": draw(st.sampled_from(["0", "prompt % 3", "1"])), "max": MAX_COLUMN}
+            for name in columns
+        },
         "carry": {"drafts": {"shape": [4], "type": "token"}},
         "forwards": {},
         "states": {},
@@ -65,12 +77,31 @@ def decode_specs(draw: st.DrawFn) -> Spec:
         data["forwards"][state] = {
             "rows": [
                 {"name": "anchor", "source": "pending", "logits": "shifted", "kv": "keep"},
-                {"name": "judged", "source": f"drafts[:{judged}]", "count": judged, "logits": "shifted", "kv": "provisional"},
+                {
+                    "name": "judged",
+                    "source": f"drafts[:{judged}]",
+                    "count": judged,
+                    "logits": "shifted",
+                    "kv": "provisional",
+                },
             ],
-            "ops": [{"op": "accept", "rule": "greedy", "drafts": f"drafts[:{judged}]", "rows": ["anchor", "judged"], "out": ["a", "next"]}],
+            "ops": [
+                {
+                    "op": "accept",
+                    "rule": "greedy",
+                    "drafts": f"drafts[:{judged}]",
+                    "rows": ["anchor", "judged"],
+                    "out": ["a", "next"],
+                }
+            ],
         }
         round_state = index == 0 or draw(st.booleans())
-        data["states"][state] = {"phase": "verify", "forward": state, "round": round_state, "start": index == 0}
+        data["states"][state] = {
+            "phase": "verify",
+            "forward": state,
+            "round": round_state,
+            "start": index == 0,
+        }
         for guard in draw(guards(["a"], columns)):
             data["transitions"].append(
                 {
@@ -79,7 +110,10 @@ def decode_specs(draw: st.DrawFn) -> Spec:
                     "to": draw(st.sampled_from(states)),
                     "keep": "a + 1",
                     "emit": ["drafts[:a]", "next"],
-                    "set": {"pending": "next", **{name: draw(_effects(["a"], columns)) for name in columns if draw(st.booleans())}},
+                    "set": {
+                        "pending": "next",
+                        **{name: draw(_effects(["a"], columns)) for name in columns if draw(st.booleans())},
+                    },
                 }
             )
     return Spec.model_validate(data)
@@ -118,7 +152,14 @@ def abstract_specs(draw: st.DrawFn) -> Spec:
                         "on": event,
                         "when": guard,
                         "to": draw(st.sampled_from(states)),
-                        "set": {name: draw(_effects(args, columns).filter(lambda text: "prompt" not in text and "emitted" not in text)) for name in columns},
+                        "set": {
+                            name: draw(
+                                _effects(args, columns).filter(
+                                    lambda text: "prompt" not in text and "emitted" not in text
+                                )
+                            )
+                            for name in columns
+                        },
                     }
                 )
     return Spec.model_validate(data)

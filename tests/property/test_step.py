@@ -38,7 +38,9 @@ def namespaces() -> list[tuple[Any, Any]]:
     ]
 
 
-def random_args(table: Table, columns: dict[str, int], event: str, rng: random.Random) -> dict[str, int] | None:
+def random_args(
+    table: Table, columns: dict[str, int], event: str, rng: random.Random
+) -> dict[str, int] | None:
     """Draw arguments within the ranges of an event; None where no value is allowed."""
     args: dict[str, int] = {}
     for arg in table.events[event].args:
@@ -52,6 +54,7 @@ def random_args(table: Table, columns: dict[str, int], event: str, rng: random.R
 
 
 def new_request(table: Table, rng: random.Random) -> dict[str, int]:
+    """Give the columns of a fresh request of any table."""
     if table.contract is None:
         return {**dict.fromkeys(table.column_names, 0), "state": table.codes[table.start.name]}
     return table.new_request(rng.randint(1, 6), rng.randint(0, 12))
@@ -74,7 +77,7 @@ def walk_batch(table: Table, seed: int, requests: int = 4, events: int = 12) -> 
         expected = [oracle(table, batch[i], event, drawn[i] or {}) for i in members]
         for xp, column in namespaces():
             columns = {name: column([batch[i][name] for i in members]) for name in table.column_names}
-            names = list((drawn[members[0]] or {})) if members else [a.name for a in plan.args] + ["stop"]
+            names = list(drawn[members[0]] or {}) if members else [a.name for a in plan.args] + ["stop"]
             args = {name: column([(drawn[i] or {})[name] for i in members]) for name in names}
             done = step(table, columns, event, args, xp)
             rows = choose(table, columns, event, args, xp)
@@ -87,7 +90,9 @@ def walk_batch(table: Table, seed: int, requests: int = 4, events: int = 12) -> 
             before = [holding(table, batch[i]) for i in members]
             after = [holding(table, outcome.columns) for outcome in expected]
             for kind, change in done.slot_changes().items():
-                assert [new[kind] - old[kind] for old, new in zip(before, after, strict=True)] == change.tolist()
+                assert [
+                    new[kind] - old[kind] for old, new in zip(before, after, strict=True)
+                ] == change.tolist()
         for i, outcome in zip(members, expected, strict=True):
             batch[i] = outcome.columns
         compared += len(members)
@@ -110,7 +115,7 @@ def test_random_abstract_specs_step_as_the_oracle_says(spec: Spec, seed: int) ->
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("check", [False, True], ids=["default", "check"])
-def test_shipped_specs_step_as_the_oracle_says(path: Path, check: bool) -> None:
+def test_shipped_specs_step_as_the_oracle_says(path: Path, *, check: bool) -> None:
     """Every shipped spec agrees over long random walks, for its default and its small parameters."""
     table = compile_table(load(path).spec, check=check)
     assert sum(walk_batch(table, seed, requests=20, events=80) for seed in range(2)) > 100
