@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from fsm_spec.simulator import draws
 from numpy.typing import ArrayLike, NDArray
 
 from fsm_spec.errors import UserError
+from fsm_spec.simulator import draws
 
 FORMS = "0.8,0.7,0.6, unconditional:0.8,0.56,0.3 or geometric:0.7"
 

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fsm_spec.errors import UserError
 from fsm_spec.simulator.hardware import Efficiency, Hardware
 from fsm_spec.simulator.model import KV_BYTES, WEIGHT_BYTES, ModelShape, dtype_name
-
-from fsm_spec.errors import UserError
 
 KERNEL_NS = 2_000  # the smallest kernel takes 1.7 to 2.5 us (aiconfigurator-core 0.12.0 kernel times)
 SMALL_KERNELS_A_LAYER = (

@@ -6,9 +6,10 @@ from functools import cache
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
 from fsm_spec.simulator import catalogue
 from fsm_spec.simulator.curve import Curve
-from pydantic import BaseModel, ConfigDict, Field
 
 # Where hardware.md has no kernel times: BLIS's rule of thumb is 60 to 85 % of bandwidth for tuned stacks,
 # AIConfigurator's empirical mode takes 0.8 of it; the compute shares are the middle of the measured rows of

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fsm_spec.errors import UserError
 from fsm_spec.simulator.hardware import Hardware
 from fsm_spec.simulator.model import KV_BYTES, WEIGHT_BYTES, ModelShape, dtype_name
-
-from fsm_spec.errors import UserError
 
 DEFAULT_PAGE_SIZE = 64  # tokens
 DEFAULT_UTILISATION = 0.9  # vLLM's gpu_memory_utilization default

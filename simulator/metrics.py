@@ -9,13 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
+
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.workload import Requests
-from numpy.typing import NDArray
 
 UNSET = -1  # a time that has not come
 QUANTILES = (50, 90, 95, 99)
 KV_KINDS = ("committed", "provisional", "scratch")
+LEVELS = ("pages", *KV_KINDS, "running", "waiting")  # pages in use, KV slots by kind, requests
+AMOUNTS = ("tokens",)  # emitted tokens
 
 Integers = NDArray[np.int64]
 
@@ -66,6 +69,11 @@ class RequestLog:
     def finished(self) -> NDArray[np.bool_]:
         """Say which requests finished."""
         return np.asarray(self.finish_ns != UNSET)
+
+
+def new_timeline(points: int = 256) -> Timeline:
+    """Return the series that a run records: LEVELS hold from one record to the next, AMOUNTS add up."""
+    return Timeline(LEVELS, AMOUNTS, points)
 
 
 @dataclass(frozen=True)

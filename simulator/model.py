@@ -7,10 +7,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from fsm_spec.simulator import catalogue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fsm_spec.errors import UserError
+from fsm_spec.simulator import catalogue
 
 # Bytes of one weight. int4: groups of 128 weights share one 16-bit scale, as GPTQ and AWQ checkpoints do.
 WEIGHT_BYTES = {"float32": 4.0, "bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}

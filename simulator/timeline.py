@@ -80,23 +80,19 @@ class Timeline:
         count = -(-self.now_ns // self.width_ns)
         return [min(self.now_ns, (i + 1) * self.width_ns) for i in range(count)]
 
+    def _spans_ns(self) -> list[int]:
+        """Return the length of each bucket in use; only the last one may be shorter than the width."""
+        return [end - i * self.width_ns for i, end in enumerate(self.edges_ns)]
+
     def mean_levels(self, name: str) -> list[float]:
         """Return the time-weighted mean of a level in each bucket."""
         integrals = self._integrals[self.levels.index(name)]
-        edges = self.edges_ns
-        starts = [0, *edges[:-1]]
-        return [
-            integrals[i] / (end - start) for i, (start, end) in enumerate(zip(starts, edges, strict=True))
-        ]
+        return [integral / span for integral, span in zip(integrals, self._spans_ns(), strict=False)]
 
     def rates(self, name: str) -> list[float]:
         """Return the amount a second in each bucket."""
         sums = self._sums[self.amounts.index(name)]
-        edges = self.edges_ns
-        starts = [0, *edges[:-1]]
-        return [
-            sums[i] * 1e9 / (end - start) for i, (start, end) in enumerate(zip(starts, edges, strict=True))
-        ]
+        return [amount * 1e9 / span for amount, span in zip(sums, self._spans_ns(), strict=False)]
 
     def mean(self, name: str) -> float:
         """Return the time-weighted mean of a level over the run so far."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from fsm_spec.simulator.trace_file import read_trace
 from numpy.typing import NDArray
 
 from fsm_spec.errors import UserError
+from fsm_spec.simulator.trace_file import read_trace
 
 ARRIVAL_FORMS = "poisson:RATE, constant:RATE, closed:CONCURRENCY or trace:FILE"
 LENGTH_FORMS = "a number of tokens, uniform:LOW:HIGH or lognormal:MEAN:CV"

@@ -1,4 +1,4 @@
-"""The shipped catalogue: accelerators (`hardware.yaml`) and model shapes (`models/*.json`), found by forgiving names."""
+"""The shipped catalogue: accelerators in `hardware.yaml`, model shapes in `models/*.json`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def normalised(name: str) -> str:
 def find(name: str, entries: Mapping[str, Iterable[str]], kind: str, way_out: str = "") -> str:
     """Return the key of `entries` that `name` means, by the key itself or one of its aliases.
 
-    Raises UserError with the nearest right names, or all of them if none is near; `way_out` ends the sentence.
+    Raises UserError with the nearest right names, or all of them if none is near; `way_out` ends the
+    sentence.
     """
     spelling = {normalised(word): key for key, aliases in entries.items() for word in (key, *aliases)}
     wanted = normalised(name.rsplit("/", maxsplit=1)[-1])

@@ -4,13 +4,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from fsm_spec.simulator import draws
-from fsm_spec.simulator.acceptance import Acceptance, parse_accept
-from fsm_spec.simulator.theory import accepted_law, expected_rounds, expected_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsm_spec.errors import UserError
+from fsm_spec.simulator import draws
+from fsm_spec.simulator.acceptance import Acceptance, parse_accept
+from fsm_spec.simulator.theory import accepted_law, expected_rounds, expected_tokens
 
 # A test of n draws fails by chance where |mean - expected| > 5 standard errors: less than 6 in 10 million
 # runs, and never twice, since the draws are fixed by their seed.

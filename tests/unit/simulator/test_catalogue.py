@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+
+from fsm_spec.errors import UserError
 from fsm_spec.simulator.curve import Curve
 from fsm_spec.simulator.hardware import hardware_names, load_hardware
 from fsm_spec.simulator.memory import MemoryOptions, plan_memory
 from fsm_spec.simulator.model import load_model, model_names, published_parameters
-
-from fsm_spec.errors import UserError
 
 
 @pytest.mark.parametrize("name", model_names())

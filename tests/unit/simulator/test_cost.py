@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from fsm_spec.simulator.cost import CostModel, Host, Work
-from fsm_spec.simulator.hardware import Efficiency, hardware_names, load_hardware
-from fsm_spec.simulator.model import load_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsm_spec.errors import UserError
+from fsm_spec.simulator.cost import CostModel, Host, Work
+from fsm_spec.simulator.hardware import Efficiency, hardware_names, load_hardware
+from fsm_spec.simulator.model import load_model
 
 LLAMA = load_model("llama-3.1-8b")
 FIELDS = (

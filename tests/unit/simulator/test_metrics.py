@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from fsm_spec.simulator.metrics import UNSET, KvUse, Latency, RequestLog, summarise
-from fsm_spec.simulator.timeline import Timeline
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fsm_spec.simulator.metrics import UNSET, KvUse, Latency, RequestLog, summarise
+from fsm_spec.simulator.timeline import Timeline
 
 
 def test_timeline_weighs_by_time() -> None:
@@ -45,6 +46,7 @@ def test_timeline_refuses_nonsense() -> None:
     """Time does not go back, and columns do not go missing; an empty series has a mean of 0."""
     line = Timeline(("a", "b"))
     assert line.mean("a") == 0.0
+    assert line.mean_levels("a") == []
     line.record(5, (1, 2))
     with pytest.raises(ValueError, match="time goes back"):
         line.record(4, (1, 2))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fsm_spec.simulator.workload import ON_FINISH, Requests, Workload, parse_arrivals, parse_lengths
 
 from fsm_spec.errors import UserError
+from fsm_spec.simulator.workload import ON_FINISH, Requests, Workload, parse_arrivals, parse_lengths
 
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10

@@ -1,0 +1,152 @@
+"""Results for a terminal: one scenario in detail, or several side by side; the HTML page is in `page.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fsm_spec.simulator.chart import short
+from fsm_spec.simulator.metrics import Latency, Summary
+from fsm_spec.simulator.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Hold what a report shows of one run: its name, its settings in order, its results, and its drawn states."""
+
+    name: str
+    settings: dict[str, str]
+    summary: Summary
+    timeline: Timeline
+    diagram_svg: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a comparison: how to read and write a number, and which direction is better (0: neither)."""
+
+    name: str
+    read: Callable[[Summary], float | None]
+    write: Callable[[float], str]
+    better: int = 0
+
+    def cells(self, summaries: Sequence[Summary]) -> list[tuple[str, bool]]:
+        """Return the text of each summary and whether it is the best of several."""
+        values = [self.read(summary) for summary in summaries]
+        known = [value for value in values if value is not None]
+        best = (
+            max(known, key=lambda value: value * self.better) if self.better and len(set(known)) > 1 else None
+        )
+        return [
+            ("-" if value is None else self.write(value), value is not None and value == best)
+            for value in values
+        ]
+
+
+def duration(milliseconds: float) -> str:
+    """Write a time with three digits in ms or s."""
+    return f"{milliseconds / 1000:.3g} s" if milliseconds >= 1000 else f"{milliseconds:.3g} ms"
+
+
+def percent(share: float) -> str:
+    """Write a share."""
+    return f"{100 * share:.1f} %"
+
+
+def _two(value: float) -> str:
+    """Write a ratio."""
+    return f"{value:.2f}"
+
+
+ROWS = (
+    Row("output throughput, tok/s", lambda s: s.throughput_tok_s, short, 1),
+    Row("requests/s", lambda s: s.throughput_req_s, _two, 1),
+    Row("TTFT p50", lambda s: s.ttft_ms.p50 if s.ttft_ms.count else None, duration, -1),
+    Row("TTFT p95", lambda s: s.ttft_ms.p95 if s.ttft_ms.count else None, duration, -1),
+    Row("TPOT p50", lambda s: s.tpot_ms.p50 if s.tpot_ms.count else None, duration, -1),
+    Row("TPOT p95", lambda s: s.tpot_ms.p95 if s.tpot_ms.count else None, duration, -1),
+    Row("end-to-end p50", lambda s: s.e2e_ms.p50 if s.e2e_ms.count else None, duration, -1),
+    Row("end-to-end p99", lambda s: s.e2e_ms.p99 if s.e2e_ms.count else None, duration, -1),
+    Row("acceptance length (tokens a round)", lambda s: s.acceptance_length, _two, 1),
+    Row("tokens per forward", lambda s: s.tokens_per_forward, _two, 1),
+    Row("drafts accepted", lambda s: s.accepted / s.drafted if s.drafted else None, percent),
+    Row("preemptions", lambda s: float(s.preemptions), short, -1),
+    Row("KV pool in use, mean", lambda s: s.kv.mean_pages / s.kv.pages if s.kv else None, percent),
+    Row("KV pool in use, peak", lambda s: s.kv.peak_pages / s.kv.pages if s.kv else None, percent),
+)
+
+
+def print_report(console: Console, scenarios: Sequence[Scenario]) -> None:
+    """Print one scenario in detail, or a comparison with the best of each line marked; notes follow."""
+    if len(scenarios) == 1:
+        _print_one(console, scenarios[0])
+    else:
+        console.print(comparison_table(scenarios))
+    for scenario in scenarios:
+        for note in scenario.notes:
+            console.print(f"{scenario.name}: {note}", markup=False, highlight=False)
+
+
+def comparison_table(scenarios: Sequence[Scenario]) -> Table:
+    """Return one column a scenario and one line a result."""
+    shared = shared_settings(scenarios)
+    table = Table(
+        title=escape("  ".join(f"{key} {value}" for key, value in shared.items())), title_justify="left"
+    )
+    table.add_column("")
+    for scenario in scenarios:
+        own = [f"{key} {value}" for key, value in scenario.settings.items() if key not in shared]
+        table.add_column(escape("\n".join((scenario.name, *own))), justify="right")
+    for row in ROWS:
+        cells = row.cells([scenario.summary for scenario in scenarios])
+        table.add_row(row.name, *(f"[bold green]{text}[/]" if best else text for text, best in cells))
+    return table
+
+
+def shared_settings(scenarios: Sequence[Scenario]) -> dict[str, str]:
+    """Return the settings that all scenarios have in common, in the order of the first."""
+    first = scenarios[0].settings
+    return {
+        key: value
+        for key, value in first.items()
+        if all(other.settings.get(key) == value for other in scenarios)
+    }
+
+
+def latencies(summary: Summary) -> list[tuple[str, Latency]]:
+    """Return the latencies under their names."""
+    return [("TTFT", summary.ttft_ms), ("TPOT", summary.tpot_ms), ("end-to-end", summary.e2e_ms)]
+
+
+def _print_one(console: Console, scenario: Scenario) -> None:
+    """Print settings, results, latencies and KV of one scenario."""
+    summary = scenario.summary
+    console.print(
+        f"[bold]{escape(scenario.name)}[/]  "
+        + "  ".join(f"[dim]{escape(k)}[/] {escape(v)}" for k, v in scenario.settings.items())
+    )
+    console.print(
+        f"{summary.finished} of {summary.requests} requests finished in {summary.duration_s:.4g} simulated seconds,"
+        f" {summary.rounds} rounds",
+        highlight=False,
+    )
+    results = Table(show_header=False)
+    for row in ROWS:
+        if not row.name.startswith(("TTFT", "TPOT", "end-to-end")):
+            results.add_row(row.name, row.cells([summary])[0][0])
+    console.print(results)
+    table = Table("latency", *(name for name in ("mean", "p50", "p90", "p95", "p99", "max")))
+    for name, latency in latencies(summary):
+        numbers = (latency.mean, latency.p50, latency.p90, latency.p95, latency.p99, latency.max)
+        table.add_row(name, *(duration(number) if latency.count else "-" for number in numbers))
+    console.print(table)
+    if summary.kv:
+        slots = Table("KV slots", "mean", "peak")
+        for kind, mean in summary.kv.mean_slots.items():
+            slots.add_row(kind, short(mean), short(summary.kv.peak_slots[kind]))
+        console.print(slots)

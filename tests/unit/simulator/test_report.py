@@ -1,0 +1,163 @@
+"""Reports: tables that fit a terminal, and a page that needs no network."""
+
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fsm_spec.errors import UserError
+from fsm_spec.simulator.chart import Layer, range_chart, short, ticks, time_chart
+from fsm_spec.simulator.metrics import KvUse, RequestLog, new_timeline, summarise
+from fsm_spec.simulator.page import page, write_page
+from fsm_spec.simulator.report import Scenario, print_report
+
+VOID = {"meta", "br"}
+
+
+def scenario(name: str, acceptance: str = "0.8", *, drafts: int = 1) -> Scenario:
+    """Return a small scenario with two finished requests."""
+    log = RequestLog(np.array([0, 5_000_000]), np.array([64, 64]))
+    log.first_token_ns[:] = [20_000_000, 30_000_000]
+    log.finish_ns[:] = [120_000_000, 1_330_000_000]
+    log.emitted[:], log.prefill_emitted[:], log.rounds[:], log.forwards[:] = 11, 1, 5, 5
+    log.drafted[:], log.accepted[:] = 5 * drafts, 5 * drafts
+    line = new_timeline(points=8)
+    line.record(0, (2, 100, 2 * drafts, 0, 1, 1), (0,))
+    line.record(1_000_000_000, (4, 200, 4 * drafts, 0, 2, 0), (22,))
+    line.close(1_330_000_000)
+    summary = summarise(log, 1_330_000_000, KvUse.of(line, pages=8, page_size=64))
+    settings = {"model": "Llama <8B>", "hardware": "h100", "acceptance": acceptance}
+    drawing = "<?xml version='1.0'?>\n<svg><text>verify</text></svg>"
+    return Scenario(name, settings, summary, line, drawing, ("warm-up is included",))
+
+
+def printed(scenarios: list[Scenario]) -> str:
+    """Return what a terminal of 100 columns shows."""
+    out = io.StringIO()
+    print_report(Console(file=out, width=100, color_system=None), scenarios)
+    return out.getvalue()
+
+
+def test_one_scenario_in_the_terminal() -> None:
+    """Settings, counts, latencies with both units and KV by kind are there."""
+    text = printed([scenario("sketch[/]")])
+    assert "sketch[/]" in text
+    for words in (
+        "2 of 2 requests finished",
+        "p99",
+        "130 ms",
+        "1.32 s",
+        "committed",
+        "provisional",
+        "62.5 %",
+        "warm-up",
+    ):
+        assert words in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_a_comparison_in_the_terminal() -> None:
+    """Shared settings are said once, what differs stands with the name."""
+    text = printed([scenario("first[x]", "0.8"), scenario("second", "none", drafts=0)])
+    assert 1 == text.count("Llama <8B>")
+    assert "acceptance none" in text
+    assert "first[x]" in text
+    assert re.search(r"drafts accepted\W+100\.0 %\W+-", text)
+
+
+class Structure(HTMLParser):
+    """Check that every tag is closed by its own, and collect what a page would load."""
+
+    def __init__(self) -> None:
+        """Start outside of all tags."""
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Remember the tag and what it refers to."""
+        if tag not in VOID:
+            self.open.append(tag)
+        self.loads += [str(value) for name, value in attrs if name in {"src", "href"}]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Pass by tags that close themselves."""
+
+    def handle_endtag(self, tag: str) -> None:
+        """Match the tag that was opened last."""
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_page_is_whole_and_loads_nothing(count: int) -> None:
+    """The page is well-formed, self-contained, escaped, and the same for the same results."""
+    scenarios = [scenario(f"spec {i}", f"0.{i}") for i in range(count)]
+    text = page(scenarios)
+    parser = Structure()
+    parser.feed(text)
+    assert ([], []) == (parser.open, parser.loads)
+    assert "url(" not in text
+    assert "<script" not in text
+    assert "<?xml" not in text
+    assert "Llama &lt;8B&gt;" in text
+    assert ("<h2>Comparison</h2>" in text) == (count > 1)
+    assert count == text.count("State machine of the algorithm")
+    assert "KV of rows that are not committed" in text
+    assert text == page(scenarios)
+
+
+def test_page_of_a_run_without_results() -> None:
+    """Nothing finished, nothing recorded: still a page."""
+    line = new_timeline()
+    empty = Scenario("idle", {}, summarise(RequestLog(np.array([0]), np.array([1])), 0), line)
+    text = page([empty])
+    assert "Nothing happened." in text
+    assert "no request got this far" in text
+    assert "0 of 1 requests finished" in printed([empty])
+
+
+def test_page_is_written_or_refused(tmp_path: Path) -> None:
+    """Missing folders are made; a place that cannot be written gets a sentence."""
+    path = tmp_path / "new" / "report.html"
+    write_page(path, [scenario("sketch")])
+    assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_page(path / "below.html", [scenario("sketch")])
+
+
+def test_ticks_are_round_and_cover() -> None:
+    """Axis marks are round numbers whose last one is not below the largest value."""
+    assert [0, 20, 40, 60, 80, 100] == ticks(97)
+    assert [0.0, 1.0] == ticks(0)
+    assert all(ticks(high)[-1] >= high for high in (1e-9, 0.3, 7, 99.9, 12_345, 1e12))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.125, "0.125"),
+        (1234.4, "1,234"),
+        (12_500, "12.5k"),
+        (999_999, "1000k"),
+        (3.2e6, "3.2M"),
+        (5e9, "5G"),
+    ],
+)
+def test_short_numbers(value: float, text: str) -> None:
+    """Three digits are enough for a label."""
+    assert text == short(value)
+
+
+def test_charts_hold_their_values() -> None:
+    """A stacked chart ends at the sum of its layers; a far ceiling does not flatten it."""
+    layers = [Layer("low", "a", [1, 2]), Layer("high", "b", [3, 0])]
+    near = time_chart([1, 2], layers, "x", stacked=True, ceiling=("pool", 5))
+    assert "low: 2 x\nhigh: 0 x" in near
+    assert 'class="ceiling"' in near
+    assert 'class="ceiling"' not in time_chart([1, 2], layers, "x", stacked=True, ceiling=("pool", 500))
+    assert "p50: 3 ms" in range_chart([("TTFT", {"p50": 3.0, "p99": 4.0})], "ms")
