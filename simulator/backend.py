@@ -1,0 +1,176 @@
+"""What a launch gives in the simulator: drawn counts, counted work and occupancy; no clock, no decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsm_spec import life_cycle
+from fsm_spec.domain import column_bounds
+from fsm_spec.engine import Args, Group, Launch
+from fsm_spec.errors import UserError
+from fsm_spec.expression import Const, Expr
+from fsm_spec.linear import bounds
+from fsm_spec.operators import OPERATORS
+from fsm_spec.simulator.acceptance import Acceptance
+from fsm_spec.simulator.cost import Work
+from fsm_spec.simulator.lookup import Lookup
+from fsm_spec.simulator.metrics import RequestLog
+from fsm_spec.simulator.work import InFlight, WorkCounter
+from fsm_spec.step import Columns, Step, evaluate
+from fsm_spec.table import NO_STOP, Table
+
+
+class Draw(NamedTuple):
+    """Name one count that a forward's operators find: the argument, the operator, and the most it can be."""
+
+    name: str
+    op: str
+    most: Expr
+    drafts: str = ""
+
+
+def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
+    """List the counts that the operators of a state's forward find, in order."""
+    forward = table.state(state).forward
+    if forward is None:
+        return ()
+    plan = table.forwards[forward]
+    return tuple(
+        Draw(name, op.op, output.most(op, plan), op.drafts.name if op.drafts else "")
+        for op in plan.operators
+        for name, output in zip(op.out, OPERATORS[op.key].outputs, strict=False)
+        if output.kind == "count"
+    )
+
+
+def most_drafts(table: Table, op: str) -> int:
+    """Give the largest count that operators of this kind find under the table's parameters; 0 without any."""
+    limits = column_bounds({column.name: column.max for column in table.columns}, len(table.states))
+    found = [
+        bounds(draw.most, limits)[1]
+        for state in table.states
+        for draw in draws_of(table, state.name)
+        if draw.op == op
+    ]
+    return max(found, default=0)
+
+
+class SimulatedBackend:
+    """Draw the outcomes of launches; count work, slots and requests as they go.
+
+    `launched` is called at each launch with its work and the slots in flight; `fresh` collects the requests that
+    emitted their first token in this iteration.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        log: RequestLog,
+        acceptance: Acceptance | None,
+        lookup: Lookup | None,
+        launched: Callable[[Work, InFlight], None],
+    ) -> None:
+        self.table = table
+        self.log = log
+        self.acceptance = acceptance
+        self.lookup = lookup
+        self.launched = launched
+        self.counter = WorkCounter(table)
+        self.fresh: list[NDArray[np.int64]] = []
+        self.recomputed_slots = 0
+        self._rounds = {state.name for state in table.states if state.round}
+        self._draws = {state.name: draws_of(table, state.name) for state in table.states}
+        self._judged = {
+            state: draw for state, draws in self._draws.items() for draw in draws if draw.op == "accept"
+        }
+        self._accepted = np.zeros(len(log.emitted), np.int64)
+        self._lead = self._leads()
+        for draws in self._draws.values():
+            for draw in draws:
+                self._require(draw)
+
+    def launch(self, launch: Launch) -> list[Args]:
+        """Count a launch and draw what its operators find."""
+        self.launched(*self.counter.count(launch))
+        return [self._results(group) for group in launch.groups]
+
+    def stops(
+        self, event: str, requests: NDArray[np.int64], columns: Columns, rows: NDArray[np.int32], args: Args
+    ) -> NDArray[np.int32]:
+        """Give no stop token ever: a simulated request ends at its length."""
+        return np.full(len(requests), NO_STOP, np.int32)
+
+    def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
+        """Count emitted tokens, first tokens, and slots whose KV is given up."""
+        if event == life_cycle.PREEMPT:
+            self.log.preemptions[requests] += 1
+            self.recomputed_slots += int(before["kv"].sum())
+        if not self.table.events[event].emits:
+            return
+        self.log.emitted[requests] += done.emitted
+        if event == life_cycle.FIRST:
+            self.log.prefill_emitted[requests] += done.emitted
+        if not before["emitted"].all():
+            self.fresh.append(requests[(before["emitted"] == 0) & (done.emitted > 0)])
+        if event in self._judged and (done.transition & 1).any():
+            self._uncount(requests, done)
+
+    def resize(self, request: int, pages: int) -> None:
+        """Follow a request's pages; the engine's own counts say it all here."""
+
+    def _require(self, draw: Draw) -> None:
+        """Refuse to start without a law for a count that will be drawn."""
+        if (self.acceptance if draw.op == "accept" else self.lookup) is None:
+            option = {"accept": "--accept", "lookup": "--lookup"}[draw.op]
+            raise UserError(
+                f"{self.table.name} has the operator {draw.op}, whose results depend on model and text; give {option}"
+            )
+
+    def _results(self, group: Group) -> Args:
+        log, requests = self.log, group.requests
+        if group.state in self._rounds:
+            log.rounds[requests] += 1
+        if self.counter.has_rows(group.state):
+            log.forwards[requests] += 1
+        return {draw.name: self._draw(draw, group) for draw in self._draws[group.state]}
+
+    def _draw(self, draw: Draw, group: Group) -> NDArray[np.int32]:
+        log, requests = self.log, group.requests
+        most = evaluate(self.table, draw.most, group.columns, np)
+        rounds = log.rounds[requests]
+        if draw.op == "lookup":
+            assert self.lookup is not None
+            return self.lookup.found(most, requests, rounds).astype(np.int32)
+        assert self.acceptance is not None
+        accepted = self.acceptance.accepted(most, requests, rounds)
+        log.drafted[requests] += most
+        log.accepted[requests] += accepted
+        self._accepted[requests] = accepted
+        return accepted.astype(np.int32)
+
+    def _leads(self) -> dict[int, int]:
+        """Give, by row, the tokens emitted before the accepted drafts, to know which drafts a cut loses."""
+        leads = {}
+        for row in self.table.rows:
+            judged = self._judged.get(row.event)
+            before = 0
+            for piece in row.emit:
+                if judged is not None and piece.name == judged.drafts:
+                    leads[row.index] = before
+                    break
+                length = piece.length(Const(1))
+                before += length.value if isinstance(length, Const) else 0
+        return leads
+
+    def _uncount(self, requests: NDArray[np.int64], done: Step) -> None:
+        """Take back accepted drafts behind the cut: only emitted tokens count."""
+        for index in np.flatnonzero(done.transition & 1).tolist():
+            lead = self._lead.get(int(done.transition[index]) // 2)
+            if lead is not None:
+                request = requests[index]
+                kept = max(0, int(done.emitted[index]) - lead)
+                self.log.accepted[request] -= max(0, int(self._accepted[request]) - kept)

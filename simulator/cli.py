@@ -1,0 +1,91 @@
+"""The command `fsm-spec simulate`: its options; what they do is in `command.py`, imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsm_spec.cli_spec import AsJson, Settings, settings_of
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("simulate")(simulate)
+
+
+def simulate(
+    specs: Annotated[
+        list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
+    ],
+    model: Annotated[str, typer.Option(help="Shipped model, config.json, or a folder with one.")],
+    hardware: Annotated[str, typer.Option(help="Accelerator, such as h100 or h200.")],
+    arrivals: Annotated[
+        str,
+        typer.Option(
+            help="poisson:RATE, constant:RATE, closed:CONCURRENCY (or a list: closed:1,4,16) or trace:FILE."
+        ),
+    ],
+    input_: Annotated[
+        str | None,
+        typer.Option("--input", help="Prompt tokens: a number, uniform:LOW:HIGH or lognormal:MEAN:CV."),
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="Output tokens, as --input.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests to simulate; a trace has its own number.")
+    ] = None,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            help="Chance that each draft is accepted given all before: 0.8,0.7,0.6; or geometric:0.7."
+        ),
+    ] = None,
+    lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and acceptance.")] = 0,
+    settings: Settings = None,
+    policy: Annotated[
+        str, typer.Option(help="reserve, holdback, preempt, greedy, or a policy file.")
+    ] = "holdback",
+    max_running: Annotated[int | None, typer.Option(help="Requests that run at once, at most.")] = None,
+    pages: Annotated[
+        int | None, typer.Option(help="KV pages, where the number is known; else from memory.")
+    ] = None,
+    page_size: Annotated[int, typer.Option(help="Token slots a page.")] = 64,
+    dtype: Annotated[str, typer.Option(help="Format of the weights: bf16, fp8 or int4.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="Format of the KV cache: bf16 or fp8.")] = "bf16",
+    tp: Annotated[int, typer.Option("--tp", help="Accelerators that share the model.")] = 1,
+    adapter_rank: Annotated[
+        int | None, typer.Option(help="Rank of the draft adapter; 128 if the spec has one.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write every step to this file, for `fsm-spec replay`.")
+    ] = None,
+    report_: Annotated[
+        Path | None, typer.Option("--report", help="Write a self-contained HTML report.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate decode algorithms on a model, a machine and a workload: throughput, latency, KV and preemptions."""
+    from fsm_spec.simulator.command import execute
+
+    base = {
+        "params": settings_of(settings),
+        "model": model,
+        "hardware": hardware,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "tensor_parallel": tp,
+        "adapter_rank": adapter_rank,
+        "input": input_,
+        "output": output,
+        "requests": requests,
+        "accept": accept,
+        "lookup": lookup,
+        "policy": policy,
+        "max_running": max_running,
+        "pages": pages,
+        "page_size": page_size,
+        "seed": seed,
+    }
+    execute(specs, arrivals, base, trace=trace, page=report_, as_json=as_json)

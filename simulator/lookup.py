@@ -1,0 +1,36 @@
+"""How often a lookup in the request's own text finds drafts: given by the user, as it depends on the text alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsm_spec.errors import UserError
+from fsm_spec.simulator import draws
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Hold the chance that a round's lookup finds a match; one that does gives all the drafts it may.
+
+    Shorter finds happen only where the match ends at the end of the text, which is rare.
+    """
+
+    rate: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no chance."""
+        if not 0 <= self.rate <= 1:
+            raise UserError(
+                f"--lookup {self.rate:g} lies outside 0 to 1; give the chance that a lookup finds drafts"
+            )
+
+    def found(
+        self, size: NDArray[np.int32], requests: NDArray[np.int64], rounds: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Draw the drafts found, int64 [n]: `size` of them or none; `requests` and `rounds` are the key."""
+        numbers = draws.uniform(self.seed, requests, rounds, draws.DRAFT_COUNT)
+        return np.where(numbers < self.rate, size, 0).astype(np.int64)

@@ -1,0 +1,308 @@
+"""A scenario: one spec, model, machine, workload and policy, as a person writes it; checked as a whole before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from fsm_spec.compile import compile_table
+from fsm_spec.errors import FsmSpecError, UserError
+from fsm_spec.load import Loaded, load
+from fsm_spec.policy import Policy, Pool, load_policy, refuse_impossible
+from fsm_spec.simulator.acceptance import FORMS, Acceptance, parse_accept
+from fsm_spec.simulator.backend import most_drafts
+from fsm_spec.simulator.cost import CostModel
+from fsm_spec.simulator.hardware import Hardware, load_hardware
+from fsm_spec.simulator.lookup import Lookup
+from fsm_spec.simulator.memory import DEFAULT_PAGE_SIZE, Memory, MemoryOptions, plan_memory
+from fsm_spec.simulator.model import ModelShape, load_model
+from fsm_spec.simulator.simulation import Simulation
+from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
+from fsm_spec.table import Table
+from fsm_spec.trace import TraceWriter
+from fsm_spec.words import nearest
+
+DEFAULT_ADAPTER_RANK = 128  # Uno (arXiv 2609.04010) and I-DLM's LoRA variant (arXiv 2604.11035)
+
+Part = TypeVar("Part")
+
+
+class Scenario(BaseModel):
+    """Describe one simulated run; None stands for an option that was not given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    spec: str = Field(description="path of a spec, or the name of a shipped one")
+    params: dict[str, int] = Field(
+        default_factory=dict, description="parameters of the spec that differ from defaults"
+    )
+    model: str = Field(description="shipped model, config.json, or a folder that holds one")
+    hardware: str = Field(description="accelerator of the catalogue")
+    dtype: str = Field(default="bf16", description="number format of the weights: bf16, fp8 or int4")
+    kv_dtype: str = Field(default="bf16", description="number format of the KV cache: bf16 or fp8")
+    tensor_parallel: int = Field(default=1, description="accelerators that share one replica")
+    adapter_rank: int | None = Field(default=None, description="rank of the gated adapter")
+    arrivals: str = Field(description="poisson:RATE, constant:RATE, closed:CONCURRENCY or trace:FILE")
+    input: str | None = Field(default=None, description="prompt tokens")
+    output: str | None = Field(default=None, description="output tokens")
+    requests: int | None = Field(default=None, description="requests to simulate")
+    accept: str | None = Field(default=None, description="acceptance of drafts by position, or geometric")
+    lookup: float | None = Field(default=None, description="chance that a lookup finds drafts")
+    policy: str = Field(default="holdback", description="scheduling policy: a name or a file")
+    max_running: int | None = Field(default=None, description="requests that run at once, at most")
+    pages: int | None = Field(default=None, description="KV pages of the pool, if known exactly")
+    page_size: int = Field(default=DEFAULT_PAGE_SIZE, description="token slots a page")
+    seed: int = Field(default=0, description="of arrivals, lengths and acceptance")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Hold the checked parts of a scenario."""
+
+    scenario: Scenario
+    loaded: Loaded
+    table: Table
+    model: ModelShape
+    hardware: Hardware
+    cost: CostModel
+    memory: Memory
+    pool: Pool
+    policy: Policy
+    requests: Requests
+    acceptance: Acceptance | None
+    lookup: Lookup | None
+
+    def simulation(
+        self,
+        *,
+        trace: TraceWriter | None = None,
+        checked: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> Simulation:
+        """Give a run of the scenario, not yet started."""
+        return Simulation(
+            self.table,
+            self.policy,
+            self.pool,
+            self.cost,
+            self.requests,
+            acceptance=self.acceptance,
+            lookup=self.lookup,
+            trace=trace,
+            checked=checked,
+            progress=progress,
+        )
+
+    def settings(self) -> dict[str, str]:
+        """Give what was simulated, in words, in the order of a reader's questions; no paths."""
+        scenario, pool = self.scenario, self.pool
+        arrivals = parse_arrivals(scenario.arrivals).describe()
+        parallel = f" x {scenario.tensor_parallel}" if scenario.tensor_parallel > 1 else ""
+        settings = {
+            "model": self.model.name,
+            "hardware": f"{self.hardware.title}{parallel}",
+            "dtype": self.cost.dtype,
+            "kv dtype": self.cost.kv_dtype,
+            "parameters": " ".join(f"{name}={value}" for name, value in self.table.params.items()),
+            "arrivals": arrivals,
+            "input": scenario.input or "",
+            "output": scenario.output or "",
+            "requests": str(len(self.requests)),
+            "accept": self.acceptance.describe() if self.acceptance else "",
+            "lookup": f"{self.lookup.rate:g}" if self.lookup else "",
+            "adapter rank": str(self.cost.adapter_rank) if self.cost.adapter_rank else "",
+            "policy": self.policy.policy,
+            "running at most": str(self.policy.max_running),
+            "pool": f"{pool.pages} pages of {pool.page_size}",
+            "seed": str(scenario.seed),
+        }
+        return {key: value for key, value in settings.items() if value}
+
+
+class _Faults:
+    """Collect the sentences of all faults, so that one run shows them all."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def take(self, make: Callable[[], Part]) -> Part | None:
+        """Give what `make` gives, or None and note its fault."""
+        try:
+            return make()
+        except FsmSpecError as error:
+            self.found += [line for line in str(error).splitlines() if line not in self.found]
+            return None
+
+    def raise_any(self) -> None:
+        """Raise UserError with one line a fault."""
+        if self.found:
+            raise UserError("\n".join(self.found))
+
+
+def prepare(scenario: Scenario) -> Prepared:
+    """Check a scenario and give its parts; raises UserError with one sentence a line for all its faults."""
+    faults = _Faults()
+    loaded = faults.take(lambda: load(scenario.spec))
+    table = faults.take(lambda: _table(loaded, scenario.params)) if loaded else None
+    model = faults.take(lambda: load_model(scenario.model))
+    hardware = faults.take(lambda: load_hardware(scenario.hardware))
+    policy = faults.take(lambda: _policy(scenario))
+    requests = faults.take(lambda: _workload(scenario).generate())
+    acceptance = faults.take(lambda: _acceptance(scenario, table)) if table else None
+    lookup = faults.take(lambda: _lookup(scenario, table)) if table else None
+    rank = faults.take(lambda: _adapter_rank(scenario, table)) if table else None
+    cost = memory = None
+    if model and hardware and rank is not None:
+        cost = faults.take(lambda: _cost(scenario, model, hardware, rank))
+        memory = faults.take(lambda: _memory(scenario, model, hardware, rank))
+    faults.raise_any()
+    assert loaded and table and model and hardware and cost and memory and policy
+    assert requests is not None
+    pool = Pool(memory.pages, memory.page_size)
+    _refuse_long(requests, model)
+    # Where no request can grow longer than the pool, none in between can.
+    for index in {
+        int(np.argmax(requests.prompt_tokens + requests.output_tokens)),
+        int(np.argmax(requests.prompt_tokens)),
+    }:
+        refuse_impossible(table, pool, int(requests.prompt_tokens[index]), int(requests.output_tokens[index]))
+    return Prepared(
+        scenario, loaded, table, model, hardware, cost, memory, pool, policy, requests, acceptance, lookup
+    )
+
+
+def compare(specs: Sequence[str], arrivals: Sequence[str], base: Mapping[str, Any]) -> list[Scenario]:
+    """Spread options over several specs and arrivals, specs outermost: each option goes to the specs it has an effect on.
+
+    `base` holds the other fields of `Scenario`. An option that has an effect on none of the specs goes to all, and is
+    refused by `prepare`. Raises UserError for a parameter that no spec has.
+    """
+    loaded = {spec: load(spec).spec for spec in specs}
+    params: Mapping[str, int] = base.get("params", {})
+    for name in params:
+        if not any(name in spec.params for spec in loaded.values()):
+            known = sorted({known for spec in loaded.values() for known in spec.params})
+            raise UserError(
+                f"--set {name}: {' and '.join(specs)} {'has' if len(specs) == 1 else 'have'} no such parameter{nearest(name, known)}"
+            )
+    own = {
+        spec: {name: value for name, value in params.items() if name in loaded[spec].params} for spec in specs
+    }
+    if len(specs) == 1:
+        return [Scenario(**{**base, "spec": specs[0], "arrivals": each}) for each in arrivals]
+    wanted = {spec: needs(compile_table(loaded[spec], own[spec])) for spec in specs}
+    result = []
+    for spec in specs:
+        fields = {**base, "spec": spec, "params": own[spec]}
+        for option, here in wanted[spec].items():
+            if not here and any(other[option] for other in wanted.values()):
+                fields[option] = None
+        result += [Scenario(**{**fields, "arrivals": each}) for each in arrivals]
+    return result
+
+
+def needs(table: Table) -> Mapping[str, bool]:
+    """Tell which of the options accept, lookup and adapter_rank have an effect on a spec."""
+    gated = any(segment.adapter for plan in table.forwards.values() for segment in plan.segments)
+    return {
+        "accept": most_drafts(table, "accept") > 0,
+        "lookup": most_drafts(table, "lookup") > 0,
+        "adapter_rank": gated,
+    }
+
+
+def _table(loaded: Loaded, params: Mapping[str, int]) -> Table:
+    table = compile_table(loaded.spec, params, line_of=loaded.line_of)
+    if table.contract is None:
+        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+    return table
+
+
+def _policy(scenario: Scenario) -> Policy:
+    policy = load_policy(scenario.policy)
+    if scenario.max_running is None:
+        return policy
+    if scenario.max_running < 1:
+        raise UserError(f"--max-running {scenario.max_running} lets nothing run; give at least 1")
+    return policy.model_copy(update={"max_running": scenario.max_running})
+
+
+def _workload(scenario: Scenario) -> Workload:
+    arrivals = parse_arrivals(scenario.arrivals)
+    prompt = parse_lengths(scenario.input, "--input") if scenario.input is not None else None
+    output = parse_lengths(scenario.output, "--output") if scenario.output is not None else None
+    return Workload(arrivals, prompt, output, scenario.requests, scenario.seed)
+
+
+def _acceptance(scenario: Scenario, table: Table) -> Acceptance | None:
+    drafts = most_drafts(table, "accept")
+    if scenario.accept is None:
+        if drafts:
+            raise UserError(
+                f"{table.name} judges {drafts} draft{'' if drafts == 1 else 's'} a round, and how many are accepted is"
+                f" not known to a simulator; give --accept with {drafts} rate{'' if drafts == 1 else 's'}, or as {FORMS}"
+            )
+        return None
+    acceptance = parse_accept(scenario.accept, scenario.seed)
+    if acceptance.geometric and not drafts:
+        raise UserError(f"--accept would have no effect, because {table.name} judges 0 drafts; leave it out")
+    acceptance.check(drafts)
+    return acceptance
+
+
+def _lookup(scenario: Scenario, table: Table) -> Lookup | None:
+    wanted = needs(table)["lookup"]
+    if scenario.lookup is None and wanted:
+        raise UserError(
+            f"{table.name} drafts by lookup, and how often one finds drafts depends on the text; give --lookup with a"
+            f" chance from 0 to 1"
+        )
+    if scenario.lookup is not None and not wanted:
+        raise UserError(
+            f"--lookup would have no effect, because {table.name} has no operator lookup; leave it out"
+        )
+    return None if scenario.lookup is None else Lookup(scenario.lookup, scenario.seed)
+
+
+def _adapter_rank(scenario: Scenario, table: Table) -> int:
+    gated = needs(table)["adapter_rank"]
+    if scenario.adapter_rank is None:
+        return DEFAULT_ADAPTER_RANK if gated else 0
+    if not gated:
+        raise UserError(
+            f"--adapter-rank would have no effect, because {table.name} has no adapter rows; leave it out"
+        )
+    return scenario.adapter_rank
+
+
+def _cost(scenario: Scenario, model: ModelShape, hardware: Hardware, rank: int) -> CostModel:
+    return CostModel(model, hardware, scenario.dtype, scenario.kv_dtype, scenario.tensor_parallel, rank)
+
+
+def _memory(scenario: Scenario, model: ModelShape, hardware: Hardware, rank: int) -> Memory:
+    options = MemoryOptions(page_size=scenario.page_size, pages=scenario.pages, adapter_rank=rank)
+    return plan_memory(
+        model,
+        hardware,
+        scenario.dtype,
+        kv_dtype=scenario.kv_dtype,
+        tensor_parallel=scenario.tensor_parallel,
+        options=options,
+    )
+
+
+def _refuse_long(requests: Requests, model: ModelShape) -> None:
+    """Raise UserError for the first request that would grow beyond the model's context."""
+    most = model.max_position_embeddings
+    total = requests.prompt_tokens + requests.output_tokens
+    over = np.flatnonzero(total > most) if most else np.zeros(0, np.int64)
+    if len(over):
+        index = int(over[0])
+        raise UserError(
+            f"request {index + 1} has {requests.prompt_tokens[index]} input and {requests.output_tokens[index]} output"
+            f" tokens, {total[index]} in all, but the context of {model.name} is {most}; give shorter --input or --output"
+        )
