@@ -104,7 +104,8 @@ def _scenario(scenario: Scenario, shared: dict[str, str], *, alone: bool) -> str
         _chips(own),
         notes,
         _cards(summary),
-        f'<div class="grid2">{_latency_panel(summary) if alone else ""}{_charts(scenario)}</div>',
+        _latency_panel(summary) if alone else "",
+        f'<div class="grid2">{_charts(scenario)}</div>',
     ]
     if scenario.diagram_svg:
         # Only the drawing itself: a prologue in the middle of a page is no HTML.
@@ -186,30 +187,21 @@ def _latency_panel(summary: Summary) -> str:
     ]
     table = f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     strips = "".join(range_chart(*_in_unit([row])) for row in rows)
-    return _panel("Latency percentiles", f'<div class="scroll">{table}</div>{_quantile_legend()}{strips}')
+    left = f'<div class="scroll">{table}</div>'
+    return _panel(
+        "Latency percentiles", f'<div class="grid2">{left}<div>{_quantile_legend()}{strips}</div></div>'
+    )
 
 
 def _charts(scenario: Scenario) -> str:
     """Return the series over time."""
     line, kv = scenario.timeline, scenario.summary.kv
     edges = [edge / 1e9 for edge in line.edges_ns]
-    panels = [
-        _panel(
-            "Output throughput over time",
-            time_chart(edges, [Layer("tokens", "main", line.rates("tokens"))], "tok/s"),
-        ),
-        _panel(
-            "Requests over time",
-            time_chart(
-                edges,
-                [
-                    Layer("waiting", "warn", line.mean_levels("waiting")),
-                    Layer("running", "second", line.mean_levels("running")),
-                ],
-                "requests",
-            ),
-        ),
-    ]
+    tokens = [Layer("tokens", "main", line.rates("tokens"))]
+    styles = {"waiting": "warn", "running": "second"}
+    requests = [Layer(name, style, line.mean_levels(name)) for name, style in styles.items()]
+    body = f"{time_chart(edges, tokens, 'tok/s')}<h3>Requests over time</h3>{time_chart(edges, requests, 'requests')}"
+    panels = [_panel("Output throughput over time", body)]
     if kv:
         slots = kv.pages * kv.page_size
         layers = [Layer(kind, kind, line.mean_levels(kind)) for kind in KV_KINDS]

@@ -53,7 +53,7 @@ def test_one_scenario_in_the_terminal() -> None:
         "1.32 s",
         "committed",
         "provisional",
-        "62.5 %",
+        "31.2 %",
         "warm-up",
     ):
         assert words in text
