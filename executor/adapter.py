@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+
 from fsm_spec.errors import UserError
 from fsm_spec.executor.models import architectures as names
 from fsm_spec.executor.models.config import ModelConfig, read_json
-from safetensors import SafetensorError, safe_open
 
-_KEY = re.compile(r"^base_model\.model\.(?:model\.)?layers\.(\d+)\.(\w+\.\w+)\.lora_([AB])(?:\.default)?\.weight$")
+_KEY = re.compile(
+    r"^base_model\.model\.(?:model\.)?layers\.(\d+)\.(\w+\.\w+)\.lora_([AB])(?:\.default)?\.weight$"
+)
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,17 @@ def _settings(folder: Path) -> dict[str, Any]:
     """Read adapter_config.json and refuse what plain LoRA cannot express."""
     path = folder / "adapter_config.json"
     if not path.is_file():
-        raise UserError(f'adapter folder "{folder}" has no adapter_config.json; give a folder that PEFT saved.')
+        raise UserError(
+            f'adapter folder "{folder}" has no adapter_config.json; give a folder that PEFT saved.'
+        )
     settings = read_json(path)
     rank = settings.get("r")
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise UserError(f'"{path}": "r" has to be a positive integer, not {rank!r}.')
     if settings.get("peft_type", "LORA") != "LORA":
-        raise UserError(f'"{path}": peft_type {settings["peft_type"]!r} is not supported; train a LoRA adapter.')
+        raise UserError(
+            f'"{path}": peft_type {settings["peft_type"]!r} is not supported; train a LoRA adapter.'
+        )
     for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias"):
         if settings.get(key):
             raise UserError(f'"{path}": "{key}" is not supported; train a plain LoRA adapter without it.')
@@ -83,7 +90,9 @@ def _pairs(folder: Path, config: ModelConfig) -> dict[tuple[int, str], dict[str,
     """Read the A and B matrices by (layer, module)."""
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
-        raise UserError(f'adapter folder "{folder}" has no adapter_model.safetensors; save it with safe_serialization.')
+        raise UserError(
+            f'adapter folder "{folder}" has no adapter_model.safetensors; save it with safe_serialization.'
+        )
     modules = {module for parts in fused_places(config).values() for module, _, _ in parts}
     pairs: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     try:
@@ -115,8 +124,12 @@ def build_adapter(
     layers = []
     for index in range(config.layers):
         updates = {
-            place: _fuse([(module, outputs, inputs, pairs.get((index, module))) for module, outputs, inputs in parts],
-                         index, scale, dtype)
+            place: _fuse(
+                [(module, outputs, inputs, pairs.get((index, module))) for module, outputs, inputs in parts],
+                index,
+                scale,
+                dtype,
+            )
             for place, parts in places.items()
         }
         layers.append({place: update for place, update in updates.items() if update is not None})
@@ -124,7 +137,10 @@ def build_adapter(
 
 
 def _fuse(
-    parts: list[tuple[str, int, int, Mapping[str, torch.Tensor] | None]], index: int, scale: float, dtype: torch.dtype
+    parts: list[tuple[str, int, int, Mapping[str, torch.Tensor] | None]],
+    index: int,
+    scale: float,
+    dtype: torch.dtype,
 ) -> LowRank | None:
     """Stack the A matrices and set the B matrices on a diagonal; None where no part has an update."""
     downs, ups = [], []
@@ -136,7 +152,12 @@ def _fuse(
         if set(pair) != {"A", "B"}:
             raise UserError(f"{where}: only lora_{min(pair)} is there; save the adapter again.")
         down, up = pair["A"], pair["B"]
-        if down.dim() != 2 or up.dim() != 2 or down.shape[1] != inputs or up.shape != (outputs, down.shape[0]):
+        if (
+            down.dim() != 2
+            or up.dim() != 2
+            or down.shape[1] != inputs
+            or up.shape != (outputs, down.shape[0])
+        ):
             raise UserError(
                 f"{where} has shapes {list(down.shape)} and {list(up.shape)}, the model asks for "
                 f"[rank, {inputs}] and [{outputs}, rank]; use an adapter of this model."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 import torch
+
 from fsm_spec.errors import PoolExhausted
 from fsm_spec.executor.models.config import ModelConfig
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tokenizers
+from tokenizers.decoders import DecodeStream
+
 from fsm_spec.errors import UserError
 from fsm_spec.executor.models.config import read_json
-from tokenizers.decoders import DecodeStream
 
 Message = Mapping[str, Any]
 
@@ -54,7 +55,9 @@ class Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and chat_template.jinja; only the first has to be there."""
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise UserError(f'model folder "{folder}" has no tokenizer.json; fetch the model again with its tokenizer.')
+            raise UserError(
+                f'model folder "{folder}" has no tokenizer.json; fetch the model again with its tokenizer.'
+            )
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # noqa: BLE001 (the Rust side raises Exception itself)
@@ -95,7 +98,9 @@ class Tokenizer:
         """Start to decode one stream of tokens."""
         return StreamDecoder(self._tokenizer)
 
-    def apply_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **more: Any) -> str:
+    def apply_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **more: object
+    ) -> str:
         """Lay out messages by the model's chat template; `more` are the template's own variables.
 
         Message contents may be lists of text parts. Raises UserError where there is no template, or it refuses.
@@ -105,11 +110,16 @@ class Tokenizer:
             raise UserError("this model has no chat template; give a plain prompt.")
         flat = [{**message, "content": _flatten(message.get("content"))} for message in messages]
         special = {key: self._special(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
-        return _render(template, {**special, **more, "messages": flat, "add_generation_prompt": add_generation_prompt})
+        return _render(
+            template, {**special, **more, "messages": flat, "add_generation_prompt": add_generation_prompt}
+        )
 
-    def encode_chat(self, messages: Sequence[Message], **more: Any) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **more: object
+    ) -> list[int]:
         """Lay out and encode messages; the template itself writes the first token of models that want one."""
-        return self.encode(self.apply_chat(messages, **more), special=False)
+        text = self.apply_chat(messages, add_generation_prompt=add_generation_prompt, **more)
+        return self.encode(text, special=False)
 
     def _template(self) -> str | None:
         """Find the default template among one, or several named ones."""
@@ -151,7 +161,9 @@ def _render(template: str, variables: dict[str, Any]) -> str:
     )
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now(UTC).astimezone().strftime(form)
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
+        value, ensure_ascii=False, indent=indent
+    )
     try:
         return environment.from_string(template).render(**variables)
     except (TemplateError, TypeError, ValueError, ArithmeticError) as error:

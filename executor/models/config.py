@@ -55,7 +55,9 @@ def read_config(folder: Path) -> ModelConfig:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise UserError(f'model folder "{folder}" has no config.json; give a Hugging Face model folder or a GGUF file.')
+        raise UserError(
+            f'model folder "{folder}" has no config.json; give a Hugging Face model folder or a GGUF file.'
+        )
     published = read_json(path)
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
@@ -81,7 +83,9 @@ def parse_config(published: dict[str, Any], generation: dict[str, Any], where: s
     hidden, heads = reader.count("hidden_size"), reader.count("num_attention_heads")
     kv_heads = reader.count("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise UserError(f"{where}: {heads} attention heads cannot share {kv_heads} KV heads; fix num_key_value_heads.")
+        raise UserError(
+            f"{where}: {heads} attention heads cannot share {kv_heads} KV heads; fix num_key_value_heads."
+        )
     rope_theta, scaling = _rope(reader)
     return ModelConfig(
         hidden=hidden,
@@ -180,7 +184,9 @@ def _rope(reader: _Reader) -> tuple[float, RopeScaling | None]:
             high_freq_factor=values.number("high_freq_factor", 4.0),
             original_context=values.count("original_max_position_embeddings"),
         )
-    raise UserError(f"{reader.where}: rope scaling {json.dumps(kind)} is unknown; known are linear and llama3.")
+    raise UserError(
+        f"{reader.where}: rope scaling {json.dumps(kind)} is unknown; known are linear and llama3."
+    )
 
 
 def _token(value: object) -> int | None:

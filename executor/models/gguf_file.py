@@ -4,24 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from fsm_spec.errors import UserError
 from fsm_spec.executor.models import architectures as names
 from fsm_spec.executor.models.architectures import BY_GGUF, Architecture
 
 # What numpy, and the reader on top of it, raise on bytes that are no GGUF file.
-_BROKEN = (ValueError, KeyError, IndexError, OverflowError, OSError, MemoryError, TypeError, NotImplementedError)
+_BROKEN = (
+    ValueError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    OSError,
+    MemoryError,
+    TypeError,
+    NotImplementedError,
+)
 
 
 class _Reader(gguf.GGUFReader):
     """Refuse to read past the end of the file, where the package's reader loops over empty arrays."""
 
-    def _get(self, offset: int, dtype: npt.DTypeLike, count: Any = 1, override_order: Any = None) -> npt.NDArray[Any]:
+    def _get(
+        self,
+        offset: int,
+        dtype: npt.DTypeLike,
+        count: int = 1,
+        override_order: Literal["I", "S", "<"] | None = None,
+    ) -> npt.NDArray[Any]:
         if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
             raise ValueError("the file ends in the middle of its data")
         return super()._get(offset, dtype, count, override_order)
@@ -60,7 +76,9 @@ class GgufFile:
     def published_config(self) -> dict[str, Any]:
         """Write the metadata as a Hugging Face config.json."""
         heads, hidden = self._number("attention.head_count"), self._number("embedding_length")
-        shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in self._reader.tensors}
+        shapes = {
+            tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in self._reader.tensors
+        }
         if "token_embd.weight" not in shapes:
             raise UserError(f'"{self.path}" has no token embedding; fetch it again.')
         config = {
@@ -89,7 +107,10 @@ class GgufFile:
         """Write the end tokens as a Hugging Face generation_config.json."""
         keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
         ends = [self.metadata[key] for key in keys if key in self.metadata]
-        return {"bos_token_id": self.metadata.get("tokenizer.ggml.bos_token_id"), "eos_token_id": sorted(set(ends))}
+        return {
+            "bos_token_id": self.metadata.get("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": sorted(set(ends)),
+        }
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights under Hugging Face names and in their row order.
@@ -115,14 +136,18 @@ class GgufFile:
         if len(parts) == 4 and parts[0] == "blk" and parts[2] in names.GGUF_MODULES:
             module = names.GGUF_MODULES[parts[2]]
             return f"model.layers.{parts[1]}.{module}.{parts[3]}", module
-        raise UserError(f'"{self.path}": tensor "{stored}" is unknown for this architecture; use another file.')
+        raise UserError(
+            f'"{self.path}": tensor "{stored}" is unknown for this architecture; use another file.'
+        )
 
     def _dequantise(self, stored: gguf.ReaderTensor) -> torch.Tensor:
         """Turn stored blocks into numbers."""
         try:
             values = gguf.dequantize(stored.data, stored.tensor_type)
         except _BROKEN as error:
-            raise UserError(f'"{self.path}": cannot read tensor "{stored.name}" ({error}); fetch it again.') from None
+            raise UserError(
+                f'"{self.path}": cannot read tensor "{stored.name}" ({error}); fetch it again.'
+            ) from None
         shape = [int(size) for size in reversed(stored.shape)]
         tensor = torch.from_numpy(np.array(values, dtype=np.float32)).reshape(shape)
         kept = {gguf.GGMLQuantizationType.F16: torch.float16, gguf.GGMLQuantizationType.BF16: torch.bfloat16}
@@ -142,7 +167,9 @@ class GgufFile:
         """Read a positive integer of the architecture's own keys."""
         value = self.metadata.get(f"{self.architecture.gguf}.{key}", default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f'"{self.path}": "{key}" has to be a positive integer, not {value!r}; fetch it again.')
+            raise UserError(
+                f'"{self.path}": "{key}" has to be a positive integer, not {value!r}; fetch it again.'
+            )
         return value
 
     def _real(self, key: str, default: float) -> float:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsm_spec.errors import UserError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
+
+from fsm_spec.errors import UserError
 
 # `token_type` values of GGUF.
 _CONTROL, _USER_DEFINED = 3, 4
 
-_QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+# How two published families cut text into words; they differ in how many digits stay together.
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLITS = {"qwen2": rf"{_WORDS}|\p{{N}}|{_REST}", "llama-bpe": rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"}
 
 
 def build_tokenizer(metadata: dict[str, Any], where: str) -> Tokenizer:
     """Build the tokenizer that `tokenizer.ggml.*` describes; raises UserError for other kinds than byte-level BPE."""
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
     if kind != "gpt2":
-        raise UserError(f'"{where}": tokenizer kind {kind!r} is not supported; use the model\'s safetensors folder.')
+        raise UserError(
+            f'"{where}": tokenizer kind {kind!r} is not supported; use the model\'s safetensors folder.'
+        )
     tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
     if not isinstance(tokens, list) or not isinstance(merges, list):
         raise UserError(f'"{where}" has no vocabulary; fetch it again.')
@@ -54,10 +54,12 @@ def _pre_tokenizer(pre: str, where: str) -> pre_tokenizers.PreTokenizer:
         return whole
     if pre == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole])
-    if pre in ("qwen2", "llama-bpe"):
-        pattern = Regex(_QWEN_SPLIT if pre == "qwen2" else _LLAMA_SPLIT)
+    if pre in _SPLITS:
+        pattern = Regex(_SPLITS[pre])
         return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, behavior="isolated"), letters])
-    raise UserError(f'"{where}": pre-tokenizer "{pre}" is not supported; use the model\'s safetensors folder.')
+    raise UserError(
+        f'"{where}": pre-tokenizer "{pre}" is not supported; use the model\'s safetensors folder.'
+    )
 
 
 def _post_processor(metadata: dict[str, Any], tokens: list[str]) -> processors.PostProcessor:
@@ -79,7 +81,9 @@ def tokenizer_settings(metadata: dict[str, Any]) -> dict[str, Any]:
         index = metadata.get(f"tokenizer.ggml.{key}_token_id")
         return tokens[index] if isinstance(index, int) and index < len(tokens) else None
 
-    special = {f"{key}_token": text(name) for key, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}
+    special = {
+        f"{key}_token": text(name) for key, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+    }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
+
 from fsm_spec.errors import UserError
 from fsm_spec.executor.models.config import ModelConfig, read_config, read_json
 from fsm_spec.executor.models.store import Progress, converted, resolve, silent
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.tokenizer import Tokenizer
-from safetensors import SafetensorError, safe_open
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ class SafetensorsFolder(Mapping[str, torch.Tensor]):
             file = self._stack.enter_context(safe_open(path, framework="pt"))
             self._files |= dict.fromkeys(file.keys(), file)
         except (OSError, SafetensorError) as error:
-            raise UserError(f'"{path}" is no sound safetensors file ({error}); fetch the model again.') from None
+            raise UserError(
+                f'"{path}" is no sound safetensors file ({error}); fetch the model again.'
+            ) from None
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._files[name].get_tensor(name)
@@ -95,7 +98,7 @@ class SafetensorsFolder(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._files)
 
-    def __enter__(self) -> SafetensorsFolder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

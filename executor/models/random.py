@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import math
+from typing import TypedDict, Unpack
 
 import torch
+
 from fsm_spec.executor.models import architectures as names
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.transformer import Transformer
 
 
-def tiny_config(
-    *, vocab: int = 64, layers: int = 2, hidden: int = 64, heads: int = 4, kv_heads: int = 2, qk_norm: bool = False,
-    tied: bool = False, context: int = 4096,
-) -> ModelConfig:
+class TinyShape(TypedDict, total=False):
+    """Name what may be chosen of a small model, with the defaults of `tiny_config`."""
+
+    vocab: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    qk_norm: bool
+    tied: bool
+    context: int
+
+
+def tiny_config(**shape: Unpack[TinyShape]) -> ModelConfig:
     """Describe a small model; it has no end token, so that a run ends by length."""
+    hidden, heads, vocab = shape.get("hidden", 64), shape.get("heads", 4), shape.get("vocab", 64)
     return ModelConfig(
-        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads, ffn=2 * hidden,
-        vocab=vocab, context=context, qk_norm=qk_norm, tied=tied, mask_token_id=vocab - 1, bos_token_id=0,
-    )  # fmt: skip
+        hidden=hidden,
+        layers=shape.get("layers", 2),
+        heads=heads,
+        kv_heads=shape.get("kv_heads", 2),
+        head_dim=hidden // heads,
+        ffn=2 * hidden,
+        vocab=vocab,
+        context=shape.get("context", 4096),
+        qk_norm=shape.get("qk_norm", False),
+        tied=shape.get("tied", False),
+        mask_token_id=vocab - 1,
+        bos_token_id=0,
+    )
 
 
 def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
@@ -67,12 +90,8 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
 
 
 def tiny_model(
-    *, vocab: int = 64, layers: int = 2, hidden: int = 64, heads: int = 4, kv_heads: int = 2, qk_norm: bool = False,
-    tied: bool = False, context: int = 4096, dtype: torch.dtype = torch.float64, seed: int = 0,
-) -> Transformer:  # fmt: skip
+    *, dtype: torch.dtype = torch.float64, seed: int = 0, **shape: Unpack[TinyShape]
+) -> Transformer:
     """Make a random model in memory; the same seed gives the same weights in every dtype, up to rounding."""
-    config = tiny_config(
-        vocab=vocab, layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, qk_norm=qk_norm, tied=tied,
-        context=context,
-    )  # fmt: skip
+    config = tiny_config(**shape)
     return Transformer(config, random_weights(config, seed), dtype)

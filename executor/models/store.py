@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+
 from fsm_spec.errors import UserError
 from fsm_spec.executor.models.config import read_json
 from fsm_spec.executor.models.gguf_file import GgufFile
 from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer, tokenizer_settings
-from safetensors.torch import save_file
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
