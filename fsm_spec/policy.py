@@ -245,6 +245,16 @@ def _promised(table: Table, pool: Pool, columns: Columns) -> int:
     return int(pool.pages_of(_fill(table, {**columns, "emitted": last}) + table.peak).sum())
 
 
+def admits(  # noqa: PLR0917 - numba takes no keyword-only arguments
+    admission: int, live: int, used: int, take: int, promised: int, grow: int, pool_pages: int
+) -> bool:
+    """Decide one admission: `promised` pages are the longest cases of all with the newcomer, `grow` a round's growth."""
+    if admission == RESERVE:
+        return promised <= pool_pages
+    room = grow if admission == HOLDBACK and live > 0 else 0
+    return used + take + room <= pool_pages
+
+
 def decide(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - one function over plain values is what numba compiles
     admission: int,
     mixed: bool,  # noqa: FBT001 - numba takes no keyword-only arguments
@@ -318,10 +328,7 @@ def decide(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - one function ove
             if live >= max_running:
                 break
             promised += longest
-            room = grow if admission == HOLDBACK and live > 0 else 0
-            if admission == RESERVE and promised > pool_pages:
-                break
-            if admission != RESERVE and used + take + room > pool_pages:
+            if not admits(admission, live, used, take, promised, grow, pool_pages):
                 break
             admit_tokens[admitted] = max(0, min(fill, budget))
             budget -= admit_tokens[admitted]
