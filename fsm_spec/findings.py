@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,7 @@ Path = tuple[str | int, ...]
 MAX_FINDINGS: Final = 100
 _SHOWN_WORDS: Final = 12
 _SHOWN_CHARACTERS: Final = 60
+_WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -79,3 +80,16 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
         return f'; did you mean "{match}"?'
     more = ", ..." if len(words) > _SHOWN_WORDS else ""
     return f"; known: {', '.join(words[:_SHOWN_WORDS])}{more}" if words else ""
+
+
+def words(value: object) -> Iterator[str]:
+    """Yield every word inside plain data, keys included."""
+    if isinstance(value, str):
+        yield from _WORD.findall(value)
+    elif isinstance(value, list):
+        for item in value:
+            yield from words(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from words(key)
+            yield from words(item)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsm_spec.findings import Path, quoted
-from fsm_spec.piece import parse_piece
 from fsm_spec.scope import PENDING, Scope, Violation, forward_of, listed, sources_of
 from fsm_spec.spec import Accept, Transition
+from fsm_spec.verified import pieces
 
 
-def rules(scope: Scope, *, sound: bool) -> Iterator[Violation]:
-    """Judge the graph of states; `sound` tells that every name in it is known."""
+def rules(scope: Scope) -> Iterator[Violation]:
+    """Judge what is missing: transitions, ways to states, and uses of what is declared."""
     yield from _closed(scope)
     reached = _reached(scope)
     for name in scope.spec.states:
@@ -23,41 +23,30 @@ def rules(scope: Scope, *, sound: bool) -> Iterator[Violation]:
                 ("states", name),
                 f"the state {name} is never entered; write a transition to it, or remove it",
             )
-    if sound:
-        yield from _written(scope, reached)
     yield from _unused(scope)
+    yield from _unused_results(scope)
 
 
 def _closed(scope: Scope) -> Iterator[Violation]:
     """Every state handles or ignores every event; a state with a forward handles its completion."""
-    handled = {(state, t.on) for t in scope.spec.transitions for state in sources_of(t)}
-    if scope.spec.forwards:
-        for name in scope.spec.states:
-            if (
-                (name, None) not in handled
-                and not any(state == name for state, _ in handled)
-                and name not in scope.doubt
-            ):
-                yield (
-                    ("states", name),
-                    f"the state {name} has no transition; say where its forward's completion leads",
-                )
-        return
+    handled = {
+        (state, transition.on) for transition in scope.spec.transitions for state in sources_of(transition)
+    }
+    left = {state for state, _ in handled} | scope.doubt
     for name, state in scope.spec.states.items():
-        for event in scope.spec.events:
-            if {name, event} & scope.doubt:
-                continue
-            both = (name, event) in handled, event in state.ignore
-            if both == (True, True):
+        path: Path = ("states", name)
+        if scope.spec.forwards and name not in left and not scope.hurt(("transitions",)):
+            yield path, f"the state {name} has no transition; say where its forward's completion leads"
+        for event in scope.spec.events if not scope.spec.forwards and name not in scope.doubt else ():
+            ignored = event in state.ignore
+            if (name, event) in handled and ignored:
                 yield (
-                    ("states", name, "ignore"),
-                    f"the event {event} is ignored and handled in the state {name}; do one",
+                    (*path, "ignore"),
+                    f"the event {event} is both ignored and handled in the state {name}; do one",
                 )
-            elif both == (False, False):
-                yield (
-                    ("states", name),
-                    f"the event {event} is neither handled nor ignored in the state {name}; add a transition, or ignore: [{event}]",
-                )
+            elif not ((name, event) in handled or ignored or event in scope.doubt):
+                message = f"the event {event} is neither handled nor ignored in the state {name}"
+                yield path, f"{message}; add a transition, or ignore: [{event}]"
 
 
 def _reached(scope: Scope) -> set[str]:
@@ -77,8 +66,12 @@ def _reached(scope: Scope) -> set[str]:
 # Carries ------------------------------------------------------------------------------------------------------
 
 
-def _written(scope: Scope, reached: set[str]) -> Iterator[Violation]:
-    """A carry that a state reads is written on every way from the start to it; a restart clears all but pending."""
+def written(scope: Scope) -> Iterator[Violation]:
+    """A carry that a state reads is set on every way from the start to it; a restart clears all but pending.
+
+    Asked only where every name in the spec is known.
+    """
+    reached = _reached(scope)
     carries = set(scope.spec.carry)
     starts = {name for name, state in scope.spec.states.items() if state.start}
     held = {name: set() if name in starts else set(carries) for name in scope.spec.states}
@@ -127,45 +120,44 @@ def _transition_reads(scope: Scope, transition: Transition, path: Path) -> Itera
         yield (*path, "emit", index), piece.name
     for target, value in transition.set.items():
         if target in scope.carries:
-            for text in value if isinstance(value, list) else [value]:
-                yield (*path, "set", target), parse_piece(str(text)).name
+            for piece in pieces(value):
+                yield (*path, "set", target), piece.name
 
 
 # Unused parts -------------------------------------------------------------------------------------------------
 
 
 def _unused(scope: Scope) -> Iterator[Violation]:
-    spec = scope.spec
-    groups = (
-        ("params", "the parameter"),
-        ("columns", "the column"),
-        ("carry", "the carry"),
-        ("forwards", "the forward"),
-        ("events", "the event"),
-    )
-    for group, what in groups:
-        for name in getattr(spec, group):
+    """Whatever is declared is read somewhere; what is only written says nothing."""
+    for group, what in (
+        ("params", "parameter"),
+        ("columns", "column"),
+        ("carry", "carry"),
+        ("forwards", "forward"),
+        ("events", "event"),
+    ):
+        for name in getattr(scope.spec, group):
             if (group, name) not in scope.used and name not in scope.doubt:
-                yield (group, name), f"{what} {name} is never used; remove it"
-    for name, forward in spec.forwards.items():
-        if ("forwards", name) not in scope.used:
-            continue  # its parts are unused with it
-        for index, segment in enumerate(forward.rows):
-            if segment.logits != "none" and ("rows", name, segment.name) not in scope.used | {
-                ("rows", name, word) for word in scope.doubt
-            }:
-                yield (
-                    ("forwards", name, "rows", index, "logits"),
-                    f"no operator reads the logits of {segment.name}; write logits: none",
-                )
-        for index, op in enumerate(forward.ops):
-            for result in listed(op.out):
-                if ("results", name, result) not in scope.used and result not in scope.doubt:
-                    yield (
-                        ("forwards", name, "ops", index, "out"),
-                        f"the result {result} is never used; read it in a transition",
-                    )
-    for name, event in spec.events.items():
+                yield (group, name), f"the {what} {name} is never read; remove it"
+    for name, event in scope.spec.events.items():
         for arg in event.args:
             if ("args", name, arg) not in scope.used and arg not in scope.doubt:
-                yield ("events", name, "args", arg), f"the argument {arg} is never used; remove it"
+                yield ("events", name, "args", arg), f"the argument {arg} is never read; remove it"
+
+
+def _unused_results(scope: Scope) -> Iterator[Violation]:
+    """Logits are read by an operator, and results by a transition, of every forward that runs."""
+    for name, forward in scope.spec.forwards.items():
+        if ("forwards", name) not in scope.used or name in scope.doubt:
+            continue
+        path: Path = ("forwards", name)
+        read = {used[-1] for used in scope.used if used[:2] == ("rows", name)} | scope.doubt
+        for index, segment in enumerate(forward.rows):
+            if segment.logits != "none" and segment.name not in read and not scope.hurt((*path, "ops")):
+                message = f"no operator reads the logits of {segment.name}"
+                yield (*path, "rows", index, "logits"), f"{message}; write logits: none"
+        read = {used[-1] for used in scope.used if used[:2] == ("results", name)} | scope.doubt
+        for index, op in enumerate(forward.ops):
+            for result in listed(op.out):
+                if result not in read and not scope.hurt(("transitions",)):
+                    yield (*path, "ops", index, "out"), f"the result {result} is never read by a transition"

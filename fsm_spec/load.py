@@ -77,7 +77,9 @@ def _finding(read: Source, path: Path, message: str, place: Position | None = No
 def _judge(spec: Spec, draft: Draft, *, compiled: bool) -> list[Finding]:
     """Apply the rules, then compile for the default and the checker's parameters if nothing is wrong so far."""
     read = draft.source
-    found = [(draft.original(path), message) for path, message in rules.violations(spec, draft.doubt)]
+    found = [
+        (draft.original(path), message) for path, message in rules.violations(spec, draft.doubt, draft.hurt)
+    ]
     if compiled and not found:
         found = list(dict.fromkeys(_compiled(spec, check=False) + _compiled(spec, check=True)))
     return [_finding(read, path, message) for path, message in found]

@@ -1,16 +1,16 @@
 """Rules over a whole spec that hold for all parameters: names, scopes, types, and closed states.
 
-Each rule yields `(path, sentence)`. What is kept of KV and what may be emitted is in `fates.py`; what is missing or
-never used is in `flow.py`; guards, bounds and contracts need concrete parameters and are decided by `compile.py`.
+Each rule yields `(path, sentence)`. Transitions are judged in `effects.py`, rows in `fates.py`, tokens in
+`verified.py`, what is missing or never read in `flow.py`; guards, bounds and contracts need concrete parameters and are decided by `compile.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from fsm_spec import expression, fates, flow
+from fsm_spec import effects, expression, fates, flow, verified
 from fsm_spec.expression import Expr, ExpressionError, evaluate, to_text
 from fsm_spec.findings import MAX_FINDINGS, Path, nearest, quoted
 from fsm_spec.piece import Piece, parse_piece
@@ -29,33 +29,35 @@ from fsm_spec.scope import (
     shown,
     sources_of,
 )
-from fsm_spec.spec import Accept, Forward, Lookup, Operation, Segment, Spec, Transition
+from fsm_spec.spec import Accept, Forward, Lookup, Operation, Segment, Spec, State
 
 
-def violations(spec: Spec, doubt: set[str] | None = None) -> list[Violation]:
-    """List what is wrong with a spec as a whole; words in `doubt` may stand for parts that could not be read."""
-    scope = Scope(spec, set(doubt or ()))
+def violations(
+    spec: Spec, doubt: Iterable[str] = (), hurt: Callable[[Path], bool] = lambda _: False
+) -> list[Violation]:
+    """List what is wrong with a spec as a whole.
+
+    Words in `doubt` may stand for parts that could not be read; `hurt` tells whether a part has lost something.
+    """
+    scope = Scope(spec, set(doubt), hurt)
     return list(dict.fromkeys(islice(_all(scope), MAX_FINDINGS + 1)))
 
 
 def _all(scope: Scope) -> Iterator[Violation]:
+    yield from _chained(scope, _names, _params, _columns, _carries, _check)
     sound = True
-    for rule in (
-        _names,
-        _params,
-        _columns,
-        _carries,
-        _forwards,
-        _states,
-        _events,
-        _transitions,
-        _check,
-        fates.rules,
-    ):
-        for violation in rule(scope):
-            sound = False
-            yield violation
-    yield from flow.rules(scope, sound=sound and not scope.doubt)
+    for violation in _chained(scope, _forwards, _states, _events, effects.rules, fates.rules):
+        sound = False
+        yield violation
+    # Whether a token is final depends on every part on its way, so these rules wait until the parts are in order.
+    if sound and not scope.doubt:
+        yield from _chained(scope, verified.rules, flow.written)
+    yield from flow.rules(scope)
+
+
+def _chained(scope: Scope, *rules: Callable[[Scope], Iterator[Violation]]) -> Iterator[Violation]:
+    for rule in rules:
+        yield from rule(scope)
 
 
 # Declarations -------------------------------------------------------------------------------------------------
@@ -189,7 +191,8 @@ def _forwards(scope: Scope) -> Iterator[Violation]:
     spec = scope.spec
     for name, forward in spec.forwards.items():
         path: Path = ("forwards", name)
-        if not forward.rows and not forward.ops:
+        emptied = scope.hurt((*path, "rows")) or scope.hurt((*path, "ops")) or scope.hurt(path)
+        if not forward.rows and not forward.ops and not emptied:
             yield path, f"the forward {name} has neither rows nor operators; remove it"
         for index, segment in enumerate(forward.rows):
             yield from _segment(scope, segment, (*path, "rows", index))
@@ -200,13 +203,10 @@ def _forwards(scope: Scope) -> Iterator[Violation]:
             ("contract", "what holds where a round starts"),
             ("lossless", "what the spec claims about its tokens"),
         ):
-            if getattr(spec, key) is None and key not in scope.doubt:
+            if getattr(spec, key) is None and not scope.hurt(()):
                 yield ("forwards",), f'a spec with forwards says {why}; add the key "{key}"'
         if spec.events:
-            yield (
-                ("events",),
-                "events belong to abstract models without forwards; a forward's completion needs none",
-            )
+            yield ("events",), "events belong to abstract models; the completion of a forward is not declared"
 
 
 def _segment(scope: Scope, segment: Segment, path: Path) -> Iterator[Violation]:
@@ -254,22 +254,21 @@ def _operator(scope: Scope, forward: str, index: int, op: Operation, path: Path)
         segment = segment_of(plan, name)
         if segment is None:
             yield from scope.unknown(name, "the segment", [known.name for known in plan.rows], inside)
-        elif segment.logits == "none":
+        elif segment.logits == "none" and not scope.hurt(
+            ("forwards", forward, "rows", plan.rows.index(segment))
+        ):
             yield inside, f"the rows of {name} give no logits; write logits: shifted (or own) on them"
         scope.used.add(("rows", forward, name))
     if isinstance(op, Accept):
-        yield from _accept(scope, plan, op, path, place)
+        yield from _accept(scope, forward, op, path, place)
 
 
-def _accept(scope: Scope, forward: Forward, op: Accept, path: Path, place: Place) -> Iterator[Violation]:
+def _accept(scope: Scope, forward: str, op: Accept, path: Path, place: Place) -> Iterator[Violation]:
     yield from scope.piece(op.drafts, (*path, "drafts"), scope.carries, "", place, "token")
     if op.q is not None:
         yield from scope.piece(Piece(op.q), (*path, "q"), scope.carries, "", place, "law")
         if op.rule != "rejection":
-            yield (
-                (*path, "q"),
-                f"the rule {op.rule} reads no law of the drafts; remove q, or write rule: rejection",
-            )
+            yield (*path, "q"), f"the rule {op.rule} reads no law of the drafts; remove q, or use rejection"
     rows = scope.row_count(forward, op.rows)
     whole = scope.carries[op.drafts.name].length if op.drafts.name in scope.carries else None
     if rows is None or whole is None:
@@ -277,10 +276,8 @@ def _accept(scope: Scope, forward: Forward, op: Accept, path: Path, place: Place
     wanted = expression.add(op.drafts.length(whole), expression.Const(1))
     off = scope.off_by(rows, wanted)
     if off is not None:
-        yield (
-            (*path, "rows"),
-            f"{to_text(rows)} rows judge {op.drafts}; one row more than drafts is needed, {to_text(wanted)}{off[1]}",
-        )
+        needed = f"one row more than drafts is needed, {to_text(wanted)}{off[1]}"
+        yield (*path, "rows"), f"{to_text(rows)} rows judge {op.drafts}; {needed}"
 
 
 # States and transitions ---------------------------------------------------------------------------------------
@@ -289,31 +286,39 @@ def _accept(scope: Scope, forward: Forward, op: Accept, path: Path, place: Place
 def _states(scope: Scope) -> Iterator[Violation]:
     spec = scope.spec
     starts = [name for name, state in spec.states.items() if state.start]
-    if not starts and "start" not in scope.doubt:
+    if (
+        not starts
+        and "start" not in scope.doubt
+        and not any(scope.hurt(("states", name)) for name in spec.states)
+    ):
         yield ("states",), "no state is the start; write start: true on one round state"
     for name in starts[1:]:
         yield ("states", name, "start"), f"{starts[0]} is the start already; exactly one state is"
     for name, state in spec.states.items():
         path: Path = ("states", name)
-        if state.start and not state.round and "round" not in scope.doubt:
+        if state.start and not state.round and not scope.hurt(path):
             yield (*path, "start"), f"the start {name} is no round state; write round: true"
-        if state.forward is not None:
-            scope.used.add(("forwards", state.forward))
-            if state.forward not in spec.forwards:
-                yield from scope.unknown(state.forward, "the forward", spec.forwards, (*path, "forward"))
-        elif spec.forwards:
-            if "forward" not in scope.doubt:
-                yield (
-                    path,
-                    f"the state {name} runs no forward; name one of {', '.join(islice(spec.forwards, 12))}",
-                )
-        elif state.kv is None and "kv" not in scope.doubt:
-            yield path, f"the state {name} runs no forward, so it says which slots it holds; add the key kv"
+        yield from _runs(scope, name, state, path)
         yield from _holding(scope, name)
         for index, event in enumerate(state.ignore):
             scope.used.add(("events", event))
             if event not in spec.events:
                 yield from scope.unknown(event, "the event", spec.events, (*path, "ignore", index))
+
+
+def _runs(scope: Scope, name: str, state: State, path: Path) -> Iterator[Violation]:
+    """A state runs a forward; in an abstract model it says what it holds instead."""
+    forwards = scope.spec.forwards
+    if state.forward is not None:
+        scope.used.add(("forwards", state.forward))
+        if state.forward not in forwards:
+            yield from scope.unknown(state.forward, "the forward", forwards, (*path, "forward"))
+    elif scope.hurt(path) or scope.hurt(()):
+        scope.doubt.update(forwards)
+    elif forwards:
+        yield path, f"the state {name} runs no forward; name one of {', '.join(islice(forwards, 12))}"
+    elif state.kv is None:
+        yield path, f"the state {name} runs no forward, so it says which slots it holds; add the key kv"
 
 
 def _holding(scope: Scope, name: str) -> Iterator[Violation]:
@@ -327,131 +332,6 @@ def _events(scope: Scope) -> Iterator[Violation]:
         for arg, bounds in event.args.items():
             for index, bound in enumerate(bounds.range):
                 yield from scope.numbers(bound, ("events", name, "args", arg, "range", index), scope.place())
-
-
-def _transitions(scope: Scope) -> Iterator[Violation]:
-    spec = scope.spec
-    for index, transition in enumerate(spec.transitions):
-        path: Path = ("transitions", index)
-        known = []
-        for position, state in enumerate(sources_of(transition)):
-            inside = (*path, "from", position) if isinstance(transition.from_, list) else (*path, "from")
-            if state in spec.states:
-                known.append(state)
-            elif state in LIFE_CYCLE_STATES:
-                yield (
-                    inside,
-                    f"the state {state} is built in, and so are its transitions; a spec writes rounds only",
-                )
-            else:
-                yield from scope.unknown(state, "the state", spec.states, inside)
-        if transition.to in ("wait", "prefill"):
-            yield (*path, "to"), f"the state {transition.to} is built in, and only the life cycle enters it"
-        elif transition.to not in spec.states and transition.to != "end":
-            yield from scope.unknown(transition.to, "the state", [*spec.states, "end"], (*path, "to"))
-        yield from _event_of(scope, transition, path)
-        for state in known:
-            yield from _effects(scope, transition, state, path)
-
-
-def _event_of(scope: Scope, transition: Transition, path: Path) -> Iterator[Violation]:
-    spec = scope.spec
-    if transition.on is None:
-        if not spec.forwards and "on" not in scope.doubt:
-            yield path, 'no forward completes here, so the transition names its event; add the key "on"'
-    elif spec.forwards:
-        yield (
-            (*path, "on"),
-            "the event is the completion of the state's forward and is not written; remove on",
-        )
-    elif transition.on not in spec.events:
-        yield from scope.unknown(transition.on, "the event", spec.events, (*path, "on"))
-    else:
-        scope.used.add(("events", transition.on))
-
-
-def _effects(scope: Scope, transition: Transition, state: str, path: Path) -> Iterator[Violation]:
-    """Check guard, keep, emit and set as one source state sees them."""
-    forward = forward_of(scope.spec, state) or ""
-    if not forward and scope.spec.forwards:
-        return  # the state's own finding says why its results are not known
-    results = scope.results.get(forward, {})
-    event = scope.spec.events.get(transition.on or "")
-    args = dict.fromkeys(event.args, ("args", transition.on or "")) if event is not None else {}
-    place = scope.place(results=results, forward=forward, **args)
-    yield from scope.numbers(transition.when, (*path, "when"), place)
-    yield from scope.numbers(transition.keep, (*path, "keep"), place)
-    values = {**scope.carries, **results}
-    for position, piece in enumerate(transition.emit):
-        if piece.name == "mask":
-            yield (
-                (*path, "emit", position),
-                "the mask token is never emitted; name a carry or an operator's tokens",
-            )
-        else:
-            yield from scope.piece(piece, (*path, "emit", position), values, forward, place, "token")
-    for target, value in transition.set.items():
-        yield from _assignment(scope, target, value, (*path, "set", target), values, forward, place)
-
-
-def _assignment(
-    scope: Scope, target: str, value: Any, path: Path, values: Mapping[str, Value], forward: str, place: Place
-) -> Iterator[Violation]:
-    if target in scope.carries:
-        yield from _carry_set(scope, target, value, path, values, forward, place)
-    elif target in scope.spec.columns:
-        yield from _column_set(scope, target, value, path, place)
-    elif target in (*BUILT_IN_COLUMNS, "state"):
-        movers = {"kv": "keep", "emitted": "emit", "state": "to"}
-        yield (
-            path,
-            f"{quoted(target)} is built in; it is moved by {movers.get(target, 'nothing')}, never by set",
-        )
-    elif target in scope.spec.params:
-        yield path, f"{quoted(target)} is a parameter, fixed for the run; set takes columns and carries"
-    else:
-        yield from scope.unknown(target, "the column or carry", [*scope.spec.columns, *scope.carries], path)
-
-
-def _column_set(scope: Scope, target: str, value: Any, path: Path, place: Place) -> Iterator[Violation]:
-    if isinstance(value, list):
-        yield path, f"{quoted(target)} is a column and takes one expression, not a list of pieces"
-        return
-    try:
-        parsed = expression.parse(value)
-    except ExpressionError as error:
-        yield path, str(error)
-        return
-    yield from scope.numbers(parsed, path, place)
-
-
-def _carry_set(
-    scope: Scope, target: str, value: Any, path: Path, values: Mapping[str, Value], forward: str, place: Place
-) -> Iterator[Violation]:
-    carry = scope.carries[target]
-    pieces: list[Piece] = []
-    for text in value if isinstance(value, list) else [value]:
-        if not isinstance(text, str):
-            yield path, f"{quoted(target)} is a carry and takes pieces such as next or drafts[:a], not {text}"
-            return
-        try:
-            pieces.append(parse_piece(text))
-        except ExpressionError as error:
-            yield path, str(error)
-            return
-    filled = any(piece.name == "mask" for piece in pieces)
-    for piece in pieces:
-        if piece.name != "mask" or carry.kind != "token":
-            yield from scope.piece(piece, path, values, forward, place, carry.kind)
-    lengths = [values[piece.name].length for piece in pieces if piece.name in values]
-    if filled or carry.length is None or None in lengths or len(lengths) < len(pieces):
-        return
-    total = expression.total(
-        piece.length(length) for piece, length in zip(pieces, lengths, strict=True) if length is not None
-    )
-    off = scope.off_by(total, carry.length)
-    if off is not None:
-        yield path, f"{quoted(target)} holds {to_text(carry.length)}, and {to_text(total)} are set{off[1]}"
 
 
 def _check(scope: Scope) -> Iterator[Violation]:

@@ -6,13 +6,13 @@ may have meant counts as mentioned, so that nothing is reported that only follow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from fsm_spec import expression
 from fsm_spec.expression import Const, Expr, Name, evaluate, to_text
-from fsm_spec.findings import Path, closest, nearest, quoted
+from fsm_spec.findings import Path, closest, nearest, quoted, words
 from fsm_spec.linear import difference
 from fsm_spec.piece import Piece
 from fsm_spec.spec import Accept, Forward, Lookup, Operation, Segment, Spec, Transition
@@ -28,6 +28,7 @@ RESERVED: Final = frozenset(
     {"state", *BUILT_IN_COLUMNS, "stop", PENDING, "mask", "noise", "text", "vocab"}
     | {"and", "or", "not", "true", "false", "min", "max", "ceil"}
 )
+_KINDS: Final = {"token": "tokens", "law": "laws", "count": "a count"}
 LIFE_CYCLE_STATES: Final = ("wait", "prefill", "end")
 # A state's completion is an event of its name, so no state may be called like an event of the life cycle.
 LIFE_CYCLE_EVENTS: Final = ("admit", "chunk", "first", "preempt", "abort", "halt", "finish")
@@ -43,15 +44,19 @@ class Value:
 
 @dataclass
 class Scope:
-    """Hold a spec's names by meaning; `used` collects reads, `doubt` words that a faulty part may have meant."""
+    """Hold a spec's names by meaning; `used` collects reads, `doubt` words that a faulty part may have meant.
+
+    `hurt` tells whether a part of the file has lost something that could not be read.
+    """
 
     spec: Spec
     doubt: set[str] = field(default_factory=set)
+    hurt: Callable[[Path], bool] = lambda _: False
     used: set[tuple[str, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         spec = self.spec
-        self.columns = {*spec.columns, *BUILT_IN_COLUMNS}
+        self.columns = dict.fromkeys([*spec.columns, *BUILT_IN_COLUMNS])
         self.carries = {
             name: Value(carry.type, first_size(carry.shape)) for name, carry in spec.carry.items()
         }
@@ -59,16 +64,16 @@ class Scope:
             self.carries[PENDING] = Value("token", Const(1))
         # A spec that claims nothing about its tokens may emit what no verifier saw.
         self.claims = spec.lossless is not None and spec.lossless.claim != "no"
-        self.results = {name: self._results(forward) for name, forward in spec.forwards.items()}
+        self.results = {name: self._results(name) for name in spec.forwards}
 
-    def _results(self, forward: Forward) -> dict[str, Value]:
+    def _results(self, forward: str) -> dict[str, Value]:
         results: dict[str, Value] = {}
-        for op in forward.ops:
+        for op in self.spec.forwards[forward].ops:
             for name, value in self.outputs(op, forward).items():
                 results.setdefault(name, value)
         return results
 
-    def outputs(self, op: Operation, forward: Forward) -> dict[str, Value]:
+    def outputs(self, op: Operation, forward: str) -> dict[str, Value]:
         """Give the results of an operator by name."""
         if isinstance(op, Lookup):
             return {op.out[0]: Value("token", op.size), op.out[1]: Value("count")}
@@ -77,11 +82,16 @@ class Scope:
         length = self.row_count(forward, op.rows)
         return dict(zip(listed(op.out), (Value("token", length), Value("law", length)), strict=False))
 
-    def row_count(self, forward: Forward, rows: str | list[str]) -> Expr | None:
-        """Count the rows of segments; None if one of them is not known."""
-        segments = [segment_of(forward, name) for name in listed(rows)]
-        known = [segment.count for segment in segments if segment is not None]
-        return expression.total(known) if len(known) == len(segments) else None
+    def row_count(self, forward: str, rows: str | list[str]) -> Expr | None:
+        """Count the rows of segments; None if one of them is not known in full."""
+        plan = self.spec.forwards[forward]
+        counts = []
+        for name in listed(rows):
+            segment = segment_of(plan, name)
+            if segment is None or self.hurt(("forwards", forward, "rows", plan.rows.index(segment))):
+                return None
+            counts.append(segment.count)
+        return expression.total(counts)
 
     # Reading names --------------------------------------------------------------------------------------------
 
@@ -107,7 +117,7 @@ class Scope:
         elif name in place.numbers:
             self.used.add((*place.numbers[name], name))
         elif name in place.others:
-            yield path, f"{quoted(name)} is {place.others[name]}, which may not be read here; {place.rule}"
+            yield path, f"{quoted(name)} is {place.others[name]} and may not be read here; {place.rule}"
         else:
             yield from self.unknown(name, "the name", [*self.spec.params, *place.numbers], path)
 
@@ -120,7 +130,7 @@ class Scope:
         if not names & self.doubt:
             yield (
                 path,
-                f"the divisor {to_text(divisor)} may be 0, negative or a column; divide by a constant or a parameter of 1 or more",
+                f"the divisor {to_text(divisor)} is not sure to be 1 or more; divide by such a constant or parameter",
             )
 
     def place(
@@ -132,31 +142,24 @@ class Scope:
         **more: tuple[str, ...],
     ) -> Place:
         """Describe a place where numbers are read: parameters always, columns and counts as given."""
-        numbers: dict[str, tuple[str, ...]] = dict(more)
-        others = dict.fromkeys(self.carries, "a carry") | dict.fromkeys(("mask", "noise", "text", "vocab"), "no number")
-        for name in self.columns:
-            if columns:
-                numbers[name] = ("columns",)
-            else:
-                others[name] = "a column"
-        for name in {name for known in self.results.values() for name in known} - set(numbers):
-            others.setdefault(name, "an operator's result")
-        for name, value in (results or {}).items():
-            others.pop(name, None)
-            if value.kind == "count":
-                numbers[name] = ("results", forward)
-            else:
-                others[name] = "tokens" if value.kind == "token" else "a law"
-        allowed = [
-            "parameters",
-            *(["columns"] if columns else []),
-            *(["counts of the state's own forward"] if results is not None else []),
-        ]
-        return Place(
-            numbers,
-            others,
-            f"allowed are {' and '.join([', '.join(allowed[:-1]), allowed[-1]] if len(allowed) > 1 else allowed)}",
+        counts = {
+            name: ("results", forward) for name, value in (results or {}).items() if value.kind == "count"
+        }
+        numbers = {**more, **counts, **dict.fromkeys(self.columns if columns else (), ("columns",))}
+        others = dict.fromkeys(self.carries, "a carry") | dict.fromkeys(
+            ("mask", "noise", "text", "vocab"), "no number"
         )
+        others |= dict.fromkeys(self.columns, "a column")
+        others |= {name: "a result of another forward" for known in self.results.values() for name in known}
+        others |= {
+            name: "tokens" if value.kind == "token" else "a law" for name, value in (results or {}).items()
+        }
+        allowed = (
+            ["parameters"]
+            + ["columns"] * columns
+            + ["counts of the state's own forward"] * (results is not None)
+        )
+        return Place(numbers, others, f"allowed are {' and '.join(allowed)}")
 
     def piece(
         self, piece: Piece, path: Path, values: Mapping[str, Value], forward: str, place: Place, wanted: Kind
@@ -166,23 +169,17 @@ class Scope:
             if edge is not None:
                 yield from self.numbers(edge, path, place)
         value = values.get(piece.name)
-        if value is None:
-            if piece.name in self.spec.params or piece.name in self.columns:
-                yield path, f"{quoted(piece.name)} is a number; a carry or an operator's tokens stand here"
-            elif piece.name in ("mask", "noise", "text"):
-                yield path, f"{quoted(piece.name)} may not stand here; a carry or an operator's result does"
-            else:
-                yield from self.unknown(piece.name, "the carry or result", values, path)
-            return
-        self.used.add(
-            ("carry", piece.name) if piece.name in self.carries else ("results", forward, piece.name)
-        )
-        if value.kind != wanted:
-            kinds = {"token": "tokens", "law": "a law", "count": "a count"}
-            yield (
-                path,
-                f"{quoted(piece.name)} is {kinds[value.kind]} where {kinds[wanted]} {'are' if wanted == 'token' else 'is'} needed",
-            )
+        if value is not None:
+            carried = piece.name in self.carries
+            self.used.add(("carry", piece.name) if carried else ("results", forward, piece.name))
+            if value.kind != wanted:
+                yield path, f"{quoted(piece.name)} is {_KINDS[value.kind]}, but {_KINDS[wanted]} stand here"
+        elif piece.name in self.spec.params or piece.name in self.columns:
+            yield path, f"{quoted(piece.name)} is a number; a carry or an operator's tokens stand here"
+        elif piece.name in ("mask", "noise", "text"):
+            yield path, f"{quoted(piece.name)} may not stand here; a carry or an operator's result does"
+        else:
+            yield from self.unknown(piece.name, "the carry or result", values, path)
 
     # Lengths --------------------------------------------------------------------------------------------------
 
@@ -247,3 +244,15 @@ def forward_of(spec: Spec, state: str) -> str | None:
 def sources_of(transition: Transition) -> list[str]:
     """List the states that a transition leaves."""
     return listed(transition.from_)
+
+
+def mentions(transition: Transition) -> set[str]:
+    """Give every name that a transition reads, writes or leads to."""
+    read = {
+        transition.to,
+        *transition.set,
+        *expression.names(transition.when),
+        *expression.names(transition.keep),
+    }
+    read.update(word for piece in transition.emit for word in words(str(piece)))
+    return read | set(words(list(transition.set.values())))

@@ -1,0 +1,146 @@
+"""Effects of transitions: states, events, guards, keep, emit and set, as the source state sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fsm_spec import expression
+from fsm_spec.expression import ExpressionError, to_text
+from fsm_spec.findings import Path, quoted, words
+from fsm_spec.piece import Piece, parse_piece
+from fsm_spec.scope import (
+    BUILT_IN_COLUMNS,
+    LIFE_CYCLE_STATES,
+    Place,
+    Scope,
+    Value,
+    Violation,
+    forward_of,
+    mentions,
+    sources_of,
+)
+from fsm_spec.spec import Transition
+
+
+def rules(scope: Scope) -> Iterator[Violation]:
+    """Judge every transition: its states, its event, and its effects as each source state sees them."""
+    spec = scope.spec
+    for index, transition in enumerate(spec.transitions):
+        path: Path = ("transitions", index)
+        known = []
+        for position, state in enumerate(sources_of(transition)):
+            inside = (*path, "from", position) if isinstance(transition.from_, list) else (*path, "from")
+            if state in spec.states:
+                known.append(state)
+            elif state in LIFE_CYCLE_STATES:
+                yield inside, f"the state {state} is built in with its transitions; a spec writes rounds only"
+            else:
+                yield from scope.unknown(state, "the state", spec.states, inside)
+        if transition.to in ("wait", "prefill"):
+            yield (*path, "to"), f"the state {transition.to} is built in, and only the life cycle enters it"
+        elif transition.to not in spec.states and transition.to != "end":
+            yield from scope.unknown(transition.to, "the state", [*spec.states, "end"], (*path, "to"))
+        yield from _event_of(scope, transition, path)
+        if len(known) < len(sources_of(transition)):
+            scope.doubt |= mentions(transition)  # what it reads is known only with its states
+        for state in known:
+            yield from _effects(scope, transition, state, path)
+
+
+def _event_of(scope: Scope, transition: Transition, path: Path) -> Iterator[Violation]:
+    spec = scope.spec
+    if transition.on is None:
+        if not (spec.forwards or scope.hurt(path) or scope.hurt(())):
+            yield path, 'no forward completes here, so the transition names its event; add the key "on"'
+    elif spec.forwards:
+        yield (*path, "on"), "the event is the completion of the state's forward; remove the key on"
+    elif transition.on not in spec.events:
+        yield from scope.unknown(transition.on, "the event", spec.events, (*path, "on"))
+    else:
+        scope.used.add(("events", transition.on))
+
+
+def _effects(scope: Scope, transition: Transition, state: str, path: Path) -> Iterator[Violation]:
+    """Check guard, keep, emit and set as one source state sees them."""
+    forward = forward_of(scope.spec, state) or ""
+    if not forward and scope.spec.forwards:
+        return  # the state's own finding says why its results are not known
+    results = scope.results.get(forward, {})
+    event = scope.spec.events.get(transition.on or "")
+    args = dict.fromkeys(event.args, ("args", transition.on or "")) if event is not None else {}
+    place = scope.place(results=results, forward=forward, **args)
+    yield from scope.numbers(transition.when, (*path, "when"), place)
+    yield from scope.numbers(transition.keep, (*path, "keep"), place)
+    values = {**scope.carries, **results}
+    for position, piece in enumerate(transition.emit):
+        if piece.name == "mask":
+            yield (
+                (*path, "emit", position),
+                "the mask token is never emitted; name a carry or an operator's tokens",
+            )
+        else:
+            yield from scope.piece(piece, (*path, "emit", position), values, forward, place, "token")
+    for target, value in transition.set.items():
+        yield from _assignment(scope, target, value, (*path, "set", target), values, forward, place)
+
+
+def _assignment(
+    scope: Scope, target: str, value: Any, path: Path, values: Mapping[str, Value], forward: str, place: Place
+) -> Iterator[Violation]:
+    if target in scope.carries:
+        yield from _carry_set(scope, target, value, path, values, forward, place)
+    elif target in scope.spec.columns:
+        yield from _column_set(scope, target, value, path, place)
+    elif target in (*BUILT_IN_COLUMNS, "state"):
+        movers = {"kv": "keep", "emitted": "emit", "state": "to"}
+        yield (
+            path,
+            f"{quoted(target)} is built in; it is moved by {movers.get(target, 'nothing')}, never by set",
+        )
+    elif target in scope.spec.params:
+        yield path, f"{quoted(target)} is a parameter, fixed for the run; set takes columns and carries"
+    else:
+        scope.doubt.update(words(value))
+        yield from scope.unknown(target, "the column or carry", [*scope.spec.columns, *scope.carries], path)
+
+
+def _column_set(scope: Scope, target: str, value: Any, path: Path, place: Place) -> Iterator[Violation]:
+    if isinstance(value, list):
+        yield path, f"{quoted(target)} is a column and takes one expression, not a list of pieces"
+        return
+    try:
+        parsed = expression.parse(value)
+    except ExpressionError as error:
+        yield path, str(error)
+        return
+    yield from scope.numbers(parsed, path, place)
+
+
+def _carry_set(
+    scope: Scope, target: str, value: Any, path: Path, values: Mapping[str, Value], forward: str, place: Place
+) -> Iterator[Violation]:
+    carry = scope.carries[target]
+    pieces: list[Piece] = []
+    for text in value if isinstance(value, list) else [value]:
+        if not isinstance(text, str):
+            yield path, f"{quoted(target)} is a carry and takes pieces such as next or drafts[:a], not {text}"
+            return
+        try:
+            pieces.append(parse_piece(text))
+        except ExpressionError as error:
+            yield path, str(error)
+            return
+    filled = any(piece.name == "mask" for piece in pieces)
+    for piece in pieces:
+        if piece.name != "mask" or carry.kind != "token":
+            yield from scope.piece(piece, path, values, forward, place, carry.kind)
+    lengths = [values[piece.name].length for piece in pieces if piece.name in values]
+    if filled or carry.length is None or None in lengths or len(lengths) < len(pieces):
+        return
+    total = expression.total(
+        piece.length(length) for piece, length in zip(pieces, lengths, strict=True) if length is not None
+    )
+    off = scope.off_by(total, carry.length)
+    if off is not None:
+        yield path, f"{quoted(target)} holds {to_text(carry.length)}, and {to_text(total)} are set{off[1]}"
