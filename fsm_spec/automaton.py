@@ -139,14 +139,14 @@ class Automaton:
                 return
             after = self.values(outcome.columns)
             done = Event(event, args, outcome.transition, values, after)
-            broken = self.judge.broken(columns, event, args, outcome)
+            broken = self.judge.broken(columns, args, outcome)
             shown = () if broken else self.judge.shown(outcome.columns)
             yield Way(after, (done,), self.judge.used(columns, outcome.columns), broken, shown)
 
     def _arguments(
         self, columns: Mapping[str, int], event: str, given: Mapping[str, int]
     ) -> Iterator[dict[str, int]]:
-        """Enumerate the arguments of an event: counts in their ranges, then the stop's place in the run (none first)."""
+        """Enumerate the arguments of an event: counts in their ranges, then where the run stops (nowhere first)."""
         plan = self.table.events[event]
         known: list[dict[str, int]] = [dict(given)]
         for arg in plan.args:

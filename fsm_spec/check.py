@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsm_spec import properties
 from fsm_spec.automaton import Automaton
+from fsm_spec.composition import Composition, Interleaving
 from fsm_spec.counterexample import Counterexample, explain
 from fsm_spec.policy import Policy, Pool, block_rows, load_policy, longest_pages
-from fsm_spec.search import Composition, Found, Interleaving, search
+from fsm_spec.search import Found, search
 
 if TYPE_CHECKING:
     from fsm_spec.table import Table
@@ -39,7 +40,6 @@ class Searched:
     policy: str | None
     requests: int
     pages: int | None
-    limits: tuple[int, ...]
     states: int
     transitions: int
     depth: int
@@ -116,13 +116,16 @@ def check(
     `tick` hears the number of states now and then. Raises UserError for an unknown policy.
     """
     automaton = Automaton(table)
-    composed = _compositions(automaton, policies) if table.contract else _interleavings(automaton)
+    scheduled = _compositions(automaton, policies) if table.contract else []
+    composed: Sequence[Composition | Interleaving] = scheduled
+    if not table.contract:
+        composed = [Interleaving(automaton, requests) for requests in (1, 2)]
     results = [(each, search(each, most_states, tick)) for each in composed]
     decided = tuple(_decide(table, results))
     verdicts = {each.verdict for each in decided}
     verdict = REFUTED if REFUTED in verdicts else UNDETERMINED if UNDETERMINED in verdicts else HOLDS
     searches = tuple(_searched(each, found) for each, found in results)
-    return Checked(table.name, table.digest, verdict, _bounds(table, composed), searches, decided)
+    return Checked(table.name, table.digest, verdict, _bounds(table, scheduled), searches, decided)
 
 
 def limits_of(table: Table, requests: int) -> tuple[int, ...]:
@@ -131,18 +134,18 @@ def limits_of(table: Table, requests: int) -> tuple[int, ...]:
     return tuple(range(most + 1)) if requests == 1 else tuple(sorted({0, 2, most}))
 
 
-def _compositions(automaton: Automaton, policies: Sequence[str]) -> list[Composition | Interleaving]:
+def _compositions(automaton: Automaton, policies: Sequence[str]) -> list[Composition]:
     """Compose one and two requests with each policy: a pool for one longest case, and one page less than for two."""
     table = automaton.table
-    composed: list[Composition | Interleaving] = []
+    composed: list[Composition] = []
     for requests in (1, 2):
         sizes = [(prompt, limit) for prompt in PROMPTS for limit in limits_of(table, requests)]
         longest = max(longest_pages(table, Pool(0, PAGE_SIZE), *size) for size in sizes)
         for pages in sorted({longest, max(longest, requests * longest - 1)}):
-            for name in policies:
-                composed.append(
-                    Composition(automaton, _policy(table, name), Pool(pages, PAGE_SIZE), requests, sizes)
-                )
+            pool = Pool(pages, PAGE_SIZE)
+            composed += [
+                Composition(automaton, _policy(table, name), pool, requests, sizes) for name in policies
+            ]
     return composed
 
 
@@ -155,17 +158,12 @@ def _policy(table: Table, name: str) -> Policy:
     return policy.model_copy(update={"prefill": policy.prefill.model_copy(update={"tokens": tokens})})
 
 
-def _interleavings(automaton: Automaton) -> list[Composition | Interleaving]:
-    return [Interleaving(automaton, requests) for requests in (1, 2)]
-
-
 def _searched(composed: Composition | Interleaving, found: Found) -> Searched:
-    by_scheduler = isinstance(composed, Composition)
+    scheduled = composed if isinstance(composed, Composition) else None
     return Searched(
-        policy=composed.policy.policy if by_scheduler else None,
+        policy=scheduled.policy.policy if scheduled else None,
         requests=composed.requests,
-        pages=composed.pool.pages if by_scheduler else None,
-        limits=limits_of(composed.table, composed.requests) if by_scheduler else (),
+        pages=scheduled.pool.pages if scheduled else None,
         states=found.states,
         transitions=found.transitions,
         depth=found.depth,
@@ -174,22 +172,15 @@ def _searched(composed: Composition | Interleaving, found: Found) -> Searched:
     )
 
 
-def _bounds(table: Table, composed: Sequence[Composition | Interleaving]) -> dict[str, Any]:
-    shared: dict[str, Any] = {"params": dict(table.params), "requests": [1, 2]}
-    first = composed[0]
-    if isinstance(first, Interleaving):
-        return shared | {"pool": None, "interleaving": "single events"}
-    by_name = {
-        each.policy.policy: each.policy.prefill.tokens for each in composed if isinstance(each, Composition)
-    }
-    return shared | {
-        "prompts": list(PROMPTS),
-        "limits": {"1": list(limits_of(table, 1)), "2": list(limits_of(table, 2))},
-        "page_size": PAGE_SIZE,
-        "pages": sorted({each.pool.pages for each in composed if isinstance(each, Composition)}),
-        "prefill_tokens": by_name,
-        "abort": True,
-    }
+def _bounds(table: Table, composed: Sequence[Composition]) -> dict[str, Any]:
+    bounds: dict[str, Any] = {"params": dict(table.params), "requests": [1, 2], "pool": None}
+    if composed:
+        bounds["pool"] = {"pages": sorted({each.pool.pages for each in composed}), "page_size": PAGE_SIZE}
+        bounds["prompts"] = list(PROMPTS)
+        bounds["limits"] = {str(requests): list(limits_of(table, requests)) for requests in (1, 2)}
+        bounds["prefill_tokens"] = {each.policy.policy: each.policy.prefill.tokens for each in composed}
+        bounds["abort"] = True
+    return bounds
 
 
 def _decide(table: Table, results: Sequence[tuple[Composition | Interleaving, Found]]) -> list[Decided]:
@@ -201,24 +192,19 @@ def _decide(table: Table, results: Sequence[tuple[Composition | Interleaving, Fo
         (properties.eventually(table), "eventually"),
     ]
     for name, kind in kinds:
-        broken = [(composed, found) for composed, found in results if _break_of(found, name)]
+        broken = [(composed, found.broken[name]) for composed, found in results if name in found.broken]
         if broken:
             # The shortest path over all searches; the first, with fewest requests, among equals.
-            composed, found = min(broken, key=lambda pair: len(_break_of(pair[1], name)[0]))
-            counterexample = explain(composed, name, *_break_of(found, name))
-            decided.append(Decided(name, kind, REFUTED, counterexample))
+            composed, fault = min(broken, key=lambda pair: len(pair[1].path))
+            decided.append(Decided(name, kind, REFUTED, explain(composed, name, fault)))
         else:
             decided.append(Decided(name, kind, HOLDS if complete else UNDETERMINED))
-    shown = set().union(*(found.shown for _, found in results))
+    shown: set[str] = set().union(*(found.shown for _, found in results))
     # What lies behind a broken property was not searched, so that nothing can be said to be missing.
     whole = complete and not any(
         each.kind in ("built in", "always") and each.verdict == REFUTED for each in decided
     )
     for name in table.sometimes:
-        verdict = HOLDS if name in shown else REFUTED if whole else UNDETERMINED
+        verdict: Verdict = HOLDS if name in shown else REFUTED if whole else UNDETERMINED
         decided.append(Decided(name, "sometimes", verdict))
     return decided
-
-
-def _break_of(found: Found, name: str) -> Any:
-    return found.broken.get(name)

@@ -1,4 +1,4 @@
-"""The command line `fsm-spec`: commands of the language core here and in `cli_*.py`, those of other layers by entry point.
+"""The command line `fsm-spec`: the language core's commands from `cli_*.py`, those of other layers by entry point.
 
 Imports stay inside the commands, so that `fsm-spec --help` answers at once. Exit codes: 0 done or holds, 1 refuted,
 2 faulty file or bad usage, 3 undetermined, 130 interrupted. A user's mistake is one sentence, never a traceback.
@@ -28,21 +28,16 @@ PIPE_CLOSED: Final = 141  # 128 + SIGPIPE, as shells report it
 class Commands(TyperGroup):
     """Run commands and turn what a user can cause into one sentence and an exit code."""
 
-    def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
-        """Run the command line given, `sys.argv` by default."""
-        given = list(sys.argv[1:] if args is None else args)
-        self.as_json = "--json" in given
-        return super().main(given, *others, **options)
-
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> object:  # noqa: ANN401 - a class that is not the same in all versions of typer
         """Run the command that the context names."""
+        as_json = "--json" in ctx.args
         try:
-            result = super().invoke(ctx)
+            result: object = super().invoke(ctx)
             sys.stdout.flush()
         except FsmSpecError as error:
-            self._fail(str(error))
+            fail(str(error), as_json=as_json)
         except ModuleNotFoundError as error:
-            self._fail(str(missing_layer(error)))
+            fail(str(missing_layer(error)), as_json=as_json)
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
@@ -51,16 +46,18 @@ class Commands(TyperGroup):
             raise SystemExit(PIPE_CLOSED) from None
         except Exception as error:
             # A usage error of the command-line library, whose classes are not the same in all its versions.
-            if self.as_json and hasattr(error, "format_message"):
-                print(json.dumps({"error": error.format_message()}))
+            if as_json and hasattr(error, "format_message"):
+                typer.echo(json.dumps({"error": error.format_message()}))
             raise
         return result
 
-    def _fail(self, sentence: str) -> NoReturn:
-        if self.as_json:
-            print(json.dumps({"error": sentence}))
-        print(sentence, file=sys.stderr)
-        raise SystemExit(BAD_USAGE)
+
+def fail(sentence: str, *, as_json: bool) -> NoReturn:
+    """Say what went wrong and exit; with `--json` standard output still gets its one value."""
+    if as_json:
+        typer.echo(json.dumps({"error": sentence}))
+    typer.echo(sentence, err=True)
+    raise SystemExit(BAD_USAGE)
 
 
 def missing_layer(error: ImportError) -> MissingLayer:
@@ -115,7 +112,7 @@ def _explain(app: typer.Typer, name: str, reason: MissingLayer) -> None:
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"fsm-spec {metadata.version('fsm-spec')}")
+        typer.echo(f"fsm-spec {metadata.version('fsm-spec')}")
         raise typer.Exit
 
 

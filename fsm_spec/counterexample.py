@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from fsm_spec.search import Composition, Interleaving, Move, State, move_between
+from fsm_spec.composition import Composition, Interleaving, Move, State, move_between
 from fsm_spec.show import columns
 from fsm_spec.table import NO_STOP, STOP
 
 if TYPE_CHECKING:
     from fsm_spec.automaton import Automaton, Event
+    from fsm_spec.search import Fault
 
 
 @dataclass(frozen=True)
@@ -89,19 +91,17 @@ def _effects(step: StepShown) -> list[str]:
     return [changes, pages, f"line {step.line}" if step.line else ""]
 
 
-def explain(
-    composed: Composition | Interleaving, name: str, path: Sequence[State], last: Move | None, fault: str
-) -> Counterexample:
-    """Turn a path of states, and the move that breaks the property, into steps with reasons."""
-    moves = [move_between(composed, before, after) for before, after in zip(path, path[1:], strict=False)]
+def explain(composed: Composition | Interleaving, name: str, fault: Fault) -> Counterexample:
+    """Turn a fault that a search found into steps with reasons."""
+    path, last = fault.path, fault.move
+    moves = [move_between(composed, before, after) for before, after in pairwise(path)]
     steps: list[StepShown] = []
     for number, move in enumerate([*moves, *([last] if last else [])], start=1):
         steps += _steps(composed, number, move)
-    why = fault or f"broken in the last step: {name}"
     if last is None:
-        why = "; ".join([why, *_stuck(composed, path[-1])])
-    elif steps:
-        why += f" ({_columns_text(composed.automaton, last)})"
+        why = "; ".join([fault.why, *_stuck(composed, path[-1])])
+    else:
+        why = f"broken in step {len(moves) + 1}: {_columns_text(composed.automaton, last)}"
     return Counterexample(name, _setting(composed), tuple(steps), why)
 
 

@@ -43,11 +43,6 @@ def guard_text(row: Row) -> str:
     return "" if row.guard == Const(1, boolean=True) else to_text(row.guard)
 
 
-def arrow(row: Row) -> str:
-    """Print the target with its arrow."""
-    return f"-> {row.target}"
-
-
 def effect(row: Row, table: Table) -> list[str]:
     """Print what a row does to KV, text, columns and carries, one part each."""
     parts = []

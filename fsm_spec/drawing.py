@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 INK: Final = "#1a202c"
 FAINT: Final = "#718096"
-LINES: Final = {False: "#4a5568", True: "#a0aec0"}
+# Colours of arrows: the spec's own, and the built-in life cycle's.
+LINES: Final = {"own": "#4a5568", "life": "#a0aec0"}
 RADIUS: Final = 12
 _STYLE: Final = (
     "text{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}"
@@ -31,38 +32,37 @@ def svg(table: Table) -> str:
     width, height = round(placed.width), round(placed.height)
     # A title wider than the diagram must not be cut off.
     width = max(width, round(2 * MARGIN + 9.5 * len(table.name) + 7 * len(params) + 14))
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    title = f'<text x="{MARGIN}" y="{MARGIN + 8}" font-size="16" font-weight="700" fill="{INK}">'
+    small = f'<tspan dx="10" font-size="12" font-weight="400" fill="{FAINT}">{escape(params)}</tspan>'
+    label = f'role="img" aria-label="State diagram of {escape(table.name)}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="State diagram of {escape(table.name)}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {label}>',
         f"<style>{_STYLE}</style>",
-        "<defs>" + "".join(_arrowhead(built_in) for built_in in (False, True)) + "</defs>",
+        "<defs>" + "".join(_arrowhead(name) for name in LINES) + "</defs>",
         f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
-        f'<text x="{MARGIN}" y="{MARGIN + 8}" font-size="16" font-weight="700" fill="{INK}">{escape(table.name)}'
-        f'<tspan dx="10" font-size="12" font-weight="400" fill="{FAINT}">{escape(params)}</tspan></text>',
+        f"{title}{escape(table.name)}{small}</text>",
     ]
     parts += [_line(arrow) for arrow in sorted(placed.arrows, key=lambda arrow: not arrow.edge.built_in)]
     parts += [_words(arrow) for arrow in placed.arrows]
     parts += [_node(node) for node in placed.nodes]
     parts.append(_entry(placed))
     if table.contract:
-        parts.append(
-            f'<text x="{MARGIN}" y="{height - 14}" font-size="11" fill="{FAINT}">abort leads to end from every state</text>'
-        )
+        note = f'<text x="{MARGIN}" y="{height - 14}" font-size="11" fill="{FAINT}">'
+        parts.append(f"{note}abort leads to end from every state</text>")
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _arrowhead(built_in: bool) -> str:  # noqa: FBT001 - a colour, by the kind of arrow
-    name = "life" if built_in else "own"
+def _arrowhead(name: str) -> str:
     return (
         f'<marker id="fsm-{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
-        f'orient="auto-start-reverse"><path d="M0 1L9 5L0 9z" fill="{LINES[built_in]}"/></marker>'
+        f'orient="auto-start-reverse"><path d="M0 1L9 5L0 9z" fill="{LINES[name]}"/></marker>'
     )
 
 
 def _stroke(arrow: Arrow) -> str:
-    name = "life" if arrow.edge.built_in else "own"
-    width = 1.2 if arrow.edge.built_in else 1.6
-    return f'fill="none" stroke="{LINES[arrow.edge.built_in]}" stroke-width="{width}" marker-end="url(#fsm-{name})"'
+    name, width = ("life", 1.2) if arrow.edge.built_in else ("own", 1.6)
+    return f'fill="none" stroke="{LINES[name]}" stroke-width="{width}" marker-end="url(#fsm-{name})"'
 
 
 def _line(arrow: Arrow) -> str:
@@ -125,12 +125,13 @@ def _node(node: Node) -> str:
         if state.built_in
         else state.phase + (", start" if state.start else ", round" if state.round else "")
     )
-    name = (
-        f'<text x="{node.x:g}" y="{node.y + (5 if not small else -2):g}" text-anchor="middle" font-size="14" '
+    ink, bold = (FAINT, 400) if state.built_in else (INK, 600)
+    words = [(state.name, node.y - 2 if small else node.y + 5, ink, f'font-size="14" font-weight="{bold}"')]
+    words += [(small, node.y + 14, border, 'font-size="11"')] if small else []
+    name = "".join(
+        f'<text x="{node.x:g}" y="{y:g}" text-anchor="middle" fill="{colour}" {font}>{escape(text)}</text>'
+        for text, y, colour, font in words
     )
-    name += f'font-weight="{400 if state.built_in else 600}" fill="{FAINT if state.built_in else INK}">{escape(state.name)}</text>'
-    if small:
-        name += f'<text x="{node.x:g}" y="{node.y + 14:g}" text-anchor="middle" font-size="11" fill="{border}">{small}</text>'
     box = f'<rect x="{left:g}" y="{top:g}" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="12" '
     return f'{box}fill="{fill}" stroke="{border}" stroke-width="{weight}"/>{name}'
 
@@ -139,7 +140,7 @@ def _entry(placed: Layout) -> str:
     first = placed.nodes[0]
     top = first.y - NODE_HEIGHT / 2
     return (
-        f'<circle cx="{first.x:g}" cy="{top - 18:g}" r="4" fill="{LINES[False]}"/>'
-        f'<path d="M{first.x:g} {top - 14:g}V{top - 1:g}" fill="none" stroke="{LINES[False]}" stroke-width="1.4" '
+        f'<circle cx="{first.x:g}" cy="{top - 18:g}" r="4" fill="{LINES["own"]}"/>'
+        f'<path d="M{first.x:g} {top - 14:g}V{top - 1:g}" fill="none" stroke="{LINES["own"]}" stroke-width="1.4" '
         'marker-end="url(#fsm-own)"/>'
     )

@@ -163,7 +163,7 @@ def _label_row(arrow: Arrow) -> int:
 def _place_columns(placed: Layout) -> None:
     """Give lanes to the arrows beside the states: short ones inside, none on a lane that is taken."""
     extent = {"left": NODE_WIDTH / 2, "right": max(_reach(placed, node.row) for node in placed.nodes)}
-    for side in extent:
+    for side in ("left", "right"):
         offset = NODE_WIDTH / 2 + LANE_PAD
         for lane in _lanes([arrow for arrow in placed.arrows if arrow.kind == side]):
             if side == "right":

@@ -53,9 +53,7 @@ class Judge:
         self.table = table
         self._maxima = {column.name: column.max for column in table.columns}
 
-    def broken(
-        self, before: Mapping[str, int], event: str, args: Mapping[str, int], outcome: Outcome
-    ) -> tuple[str, ...]:
+    def broken(self, before: Mapping[str, int], args: Mapping[str, int], outcome: Outcome) -> tuple[str, ...]:
         """Name the properties that an event breaks."""
         after = outcome.columns
         found = [BOUNDS] if not self._bounded(after) else []

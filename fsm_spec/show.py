@@ -9,13 +9,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from fsm_spec.diagram import arrow, effect, guard_text, label, pieces_text
+from rich.text import Text
+
+from fsm_spec.diagram import effect, guard_text, label, pieces_text
 from fsm_spec.expression import Const, to_text
 from fsm_spec.plan import KINDS
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from fsm_spec.plan import ForwardPlan, OperatorPlan, SegmentPlan
     from fsm_spec.table import Row, Table
 
@@ -39,8 +39,6 @@ def text(table: Table) -> str:
 
 def styled(table: Table) -> Text:
     """Give the same text with headings, states and masks in colour."""
-    from rich.text import Text
-
     result = Text(text(table), no_wrap=True)
     result.highlight_regex(r"(?m)^\S.*$", "bold")
     result.highlight_regex(r"[█░]+", "cyan")
@@ -145,7 +143,7 @@ def _operator(operator: OperatorPlan, table: Table) -> str:
     if operator.op == "accept":
         drafts = pieces_text([operator.drafts], table) if operator.drafts else ""
         law = f" with law {operator.q}" if operator.q else ""
-        return f"accept by {operator.rule}: drafts {drafts}{law} judged by {rows} -> {outputs}"
+        return f"accept by {operator.rule}: {drafts}{law} judged by {rows} -> {outputs}"
     whose = "draft" if operator.draft else "target"
     how = "the most likely token" if operator.rule == "argmax" else "a draw"
     return f"sample {rows}: {how} of the {whose} law -> {outputs}"
@@ -168,45 +166,30 @@ def _transitions(table: Table) -> list[str]:
     rows = [["from", "on", "when", "to", "effect", ""]]
     for row in table.rows:
         if not row.built_in:
-            for source in row.sources:
-                on = "" if row.event == source else row.event
-                rows.append(
-                    [
-                        source,
-                        on,
-                        guard_text(row),
-                        arrow(row),
-                        "; ".join(effect(row, table)),
-                        f"line {row.line}",
-                    ]
-                )
+            on = "" if row.event in row.sources else row.event
+            rows += [[source, on, *_row(row, table), f"line {row.line}"] for source in row.sources]
     lines = ["transitions: on completion of the state's forward unless `on` names an event", *columns(rows)]
-    ranges = []
     for event in table.events.values():
         if event.args and any(not row.built_in for row in table.rows_of(event.name)):
             given = ", ".join(f"{arg.name} in {to_text(arg.low)}..{to_text(arg.high)}" for arg in event.args)
-            ranges.append(f"  {event.name} gives {given}")
-    return lines + ranges
+            lines.append(f"  {event.name} gives {given}")
+    return lines
+
+
+def _row(row: Row, table: Table) -> list[str]:
+    return [guard_text(row), f"-> {row.target}", "; ".join(effect(row, table))]
 
 
 def _life_cycle(table: Table) -> list[str]:
     built_in = [row for row in table.rows if row.built_in]
-    if not built_in:
+    if table.fill is None:
         return []
     rows = [["from", "on", "when", "to", "effect"]]
-    for row in built_in:
-        rows.append(
-            [
-                _sources(row, table),
-                label(row, table),
-                guard_text(row),
-                arrow(row),
-                "; ".join(effect(row, table)),
-            ]
-        )
-    title = "life cycle, built in: an emitted run is cut at the first stop token and at the limit, and ends the request there"
-    fill = f"  fill = {to_text(table.fill)}: the slots that prefill writes" if table.fill is not None else ""
-    return [title, *columns(rows), fill]
+    rows += [[_sources(row, table), label(row, table), *_row(row, table)] for row in built_in]
+    title = (
+        "life cycle, built in: an emitted run is cut at the first stop token and at the limit, and ends there"
+    )
+    return [title, *columns(rows), f"  fill = {to_text(table.fill)}: the slots that prefill writes"]
 
 
 def _sources(row: Row, table: Table) -> str:
@@ -217,6 +200,6 @@ def _sources(row: Row, table: Table) -> str:
 def _check(table: Table) -> list[str]:
     lines = []
     for condition in ("always", "sometimes"):
-        for sentence, value in getattr(table, condition).items():
-            lines.append(f"  {condition:<11}{sentence}: {to_text(value)}")
+        properties = getattr(table, condition).items()
+        lines += [f"  {condition:<11}{sentence}: {to_text(value)}" for sentence, value in properties]
     return ["check", *lines, f"  {'eventually':<11}every request reaches {table.eventually}"]

@@ -1,0 +1,96 @@
+"""What the commands show, export, replay, schema and specs do; their options are in `cli_spec.py`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from fsm_spec import diagram, drawing
+from fsm_spec import replay as traces
+from fsm_spec import schema as generated
+from fsm_spec import show as reading
+from fsm_spec.compile import compile_table
+from fsm_spec.errors import UserError
+from fsm_spec.load import load, shipped
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fsm_spec.load import Loaded
+    from fsm_spec.table import Table
+
+
+def table_of(loaded: Loaded, settings: dict[str, int], *, check: bool = False) -> Table:
+    """Compile a loaded spec with the given parameters; the others take defaults, or the checker's values."""
+    return compile_table(loaded.spec, settings, check=check, line_of=loaded.line_of)
+
+
+def show(spec: str, form: str, settings: dict[str, int], output: Path | None) -> None:
+    """Show a spec as text or as a diagram."""
+    table = table_of(load(spec), settings)
+    if form == "text" and output is None and sys.stdout.isatty():
+        Console(highlight=False).print(reading.styled(table), end="", soft_wrap=True)
+        return
+    writers = {"text": reading.text, "mermaid": diagram.mermaid, "dot": diagram.dot, "svg": drawing.svg}
+    _write(writers[form](table), output)
+
+
+def export(spec: str, form: str, settings: dict[str, int], output: Path | None) -> None:
+    """Export a table; `json` is the only form so far."""
+    assert form == "json"
+    loaded = load(spec)
+    table = table_of(loaded, settings)
+    content: dict[str, Any] = {"digest": table.digest, "file": loaded.file, **table.content()}
+    content["lines"] = [row.line for row in table.rows]
+    _write(json.dumps(content, indent=2) + "\n", output)
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror}; name another file") from error
+
+
+def replay(trace: Path, *, as_json: bool) -> None:
+    """Replay a trace and say what it holds."""
+    done = traces.replay(trace)
+    if as_json:
+        typer.echo(json.dumps({"verdict": "allowed", **asdict(done)}))
+        return
+    typer.echo(f"{trace}: every step is allowed by {done.spec} (table {done.digest[:12]})")
+    counts = f"{done.steps:,} steps of {done.requests:,} requests, {done.ended:,} ended"
+    typer.echo(f"  {counts}, {done.emitted:,} tokens emitted; written by the {done.source}")
+
+
+def schema(*, only_compare: bool) -> None:
+    """Write the schema, or compare it."""
+    if only_compare:
+        generated.check()
+        typer.echo(f"{generated.schema_path()} is up to date")
+    else:
+        typer.echo(str(generated.write()))
+
+
+def specs(*, as_json: bool) -> None:
+    """List the shipped specs."""
+    known = {name: load(path).spec for name, path in shipped().items()}
+    if as_json:
+        listed = [
+            {"name": name, "about": spec.about.strip(), "source": spec.source} for name, spec in known.items()
+        ]
+        typer.echo(json.dumps(listed))
+        return
+    rows = [["spec", "lossless", "about"]]
+    for name, spec in known.items():
+        sentence = spec.about.strip().partition(". ")[0].rstrip(".")
+        rows.append([name, spec.lossless.claim if spec.lossless else "", sentence])
+    typer.echo("\n".join(reading.columns(rows, indent="")))

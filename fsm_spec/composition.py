@@ -1,0 +1,241 @@
+"""Requests composed: the states that a few requests share, and every move that leads from one to the next.
+
+Requests arrive in order and the scheduler is the one that simulator and executor call. A move is an arrival, an abort,
+or one iteration: the plan, then every combination of what its requests can do. Requests of abstract models, which
+have no scheduler, move one event at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from fsm_spec import life_cycle, properties
+from fsm_spec.expression import evaluate
+from fsm_spec.policy import Plan, Policy, Pool, Waiting, plan
+from fsm_spec.table import END, WAIT
+
+if TYPE_CHECKING:
+    from fsm_spec.automaton import Automaton, Event, Values, Way
+
+
+class Held(NamedTuple):
+    """Hold a request that has arrived and not ended: its columns and the pages it owns."""
+
+    columns: Values
+    pages: int = 0
+
+
+# A request that ended holds nothing and moves no more: all of them are one value, which keeps the state space small.
+ENDED: Final = Held((), 0)
+# One entry a request, in order of arrival; None: not arrived yet.
+State = tuple[Held | None, ...]
+
+
+class Part(NamedTuple):
+    """Hold what one request does in a move: its events, and its pages before, during and after."""
+
+    request: int
+    events: tuple[Event, ...]
+    pages: tuple[int, int, int] = (0, 0, 0)
+
+
+class _Option(NamedTuple):
+    """Hold one thing a request can do in an iteration; `pages` are owned while it runs."""
+
+    after: Held
+    pages: int
+    part: Part | None
+    broken: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+
+
+class Move(NamedTuple):
+    """Hold one move: what each request does that takes part, the state after, properties broken or shown."""
+
+    parts: tuple[Part, ...]
+    after: State
+    broken: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+    by_scheduler: bool = False
+
+
+class Composition:
+    """Give the moves of `requests` requests under a policy and a pool; `arrivals` are their possible sizes."""
+
+    def __init__(
+        self,
+        automaton: Automaton,
+        policy: Policy,
+        pool: Pool,
+        requests: int,
+        arrivals: Sequence[tuple[int, int]],
+    ) -> None:
+        self.automaton = automaton
+        self.table = automaton.table
+        self.policy = policy
+        self.pool = pool
+        self.requests = requests
+        self.arrivals = [automaton.values(self.table.new_request(*sizes)) for sizes in arrivals]
+        self._plans: dict[object, Plan] = {}
+        self._wait, self._end = self.table.codes[WAIT], self.table.codes[END]
+
+    @property
+    def start(self) -> State:
+        """Give the state before any arrival."""
+        return (None,) * self.requests
+
+    def moves(self, state: State) -> Iterator[Move]:
+        """Yield every move from a state; the scheduler's come last."""
+        yield from self._arrive(state)
+        yield from self._abort(state)
+        if any(entry is not None and entry.columns for entry in state):
+            yield from self._iterate(state)
+
+    def _arrive(self, state: State) -> Iterator[Move]:
+        if None not in state:
+            return
+        index = state.index(None)
+        for values in self.arrivals:
+            yield Move((Part(index, ()),), _put(state, index, Held(values)))
+
+    def _abort(self, state: State) -> Iterator[Move]:
+        for index, entry in enumerate(state):
+            if entry is not None and entry.columns:
+                for way in self.automaton.alone(entry.columns, life_cycle.ABORT):
+                    after = _put(state, index, self._settled(way.after, 0))
+                    yield Move((Part(index, way.events, (entry.pages, entry.pages, 0)),), after, way.broken)
+
+    def _settled(self, values: Values, pages: int) -> Held:
+        if values[0] == self._end:
+            return ENDED
+        return Held(values, pages)
+
+    def _iterate(self, state: State) -> Iterator[Move]:
+        """Yield the moves of one iteration: the plan, and every combination of what its requests can do."""
+        live = [
+            index
+            for index, entry in enumerate(state)
+            if entry and entry.columns and entry.columns[0] != self._wait
+        ]
+        queue = [
+            index
+            for index, entry in enumerate(state)
+            if entry and entry.columns and entry.columns[0] == self._wait
+        ]
+        decision = self._plan([state[index] for index in live], [state[index] for index in queue])  # type: ignore[misc]
+        options: list[list[_Option]] = []
+        chunks, runs = dict(decision.chunks), set(decision.run.tolist())
+        for place, index in enumerate(live):
+            entry = state[index]
+            assert entry is not None
+            pages = int(decision.pages[place])
+            if place in decision.preempt:
+                options.append(
+                    self._options(index, entry, self.automaton.alone(entry.columns, life_cycle.PREEMPT), 0)
+                )
+            elif place in runs:
+                options.append(self._options(index, entry, self.automaton.round(entry.columns), pages))
+            elif place in chunks:
+                options.append(
+                    self._options(index, entry, self.automaton.prefill(entry.columns, chunks[place]), pages)
+                )
+            else:
+                options.append([_Option(Held(entry.columns, pages), pages, None)])
+        for index, pages, tokens in zip(queue, decision.admit, decision.admit_chunks, strict=False):
+            entry = state[index]
+            assert entry is not None
+            options.append(self._options(index, entry, self.automaton.admit(entry.columns, tokens), pages))
+        moving = live + queue[: len(decision.admit)]
+        for choice in product(*options):
+            yield self._move(state, moving, choice)
+
+    def _options(self, index: int, entry: Held, ways: Sequence[Way], pages: int) -> list[_Option]:
+        """Join ways that leave a request in one place; the first stands for all."""
+        found: dict[tuple[Held, tuple[str, ...]], _Option] = {}
+        for way in ways:
+            waits = way.after[0] == self._wait
+            broken = way.broken
+            if not broken and not waits and way.used > pages * self.pool.page_size:
+                broken = (properties.SLOTS,)
+            after = self._settled(way.after, pages)
+            option = _Option(
+                after, pages, Part(index, way.events, (entry.pages, pages, after.pages)), broken, way.shown
+            )
+            known = found.setdefault((after, broken), option)
+            if set(way.shown) - set(known.shown):
+                found[after, broken] = known._replace(shown=(*known.shown, *way.shown))
+        return list(found.values())
+
+    def _plan(self, live: list[Held], queue: list[Held]) -> Plan:
+        key = (tuple(live), tuple(entry.columns for entry in queue))
+        if key not in self._plans:
+            columns = {
+                name: np.array([entry.columns[place] for entry in live], np.int32)
+                for place, name in enumerate(self.automaton.names)
+            }
+            pages = np.array([entry.pages for entry in live], np.int32)
+            waiting = [
+                Waiting(named["prompt"], named["limit"], named["emitted"])
+                for named in (self.automaton.columns(entry.columns) for entry in queue)
+            ]
+            self._plans[key] = plan(self.table, self.policy, self.pool, columns, pages, waiting)
+        return self._plans[key]
+
+    def _move(self, state: State, moving: Sequence[int], choice: Sequence[_Option]) -> Move:
+        after = list(state)
+        broken: list[str] = []
+        shown: list[str] = []
+        for index, option in zip(moving, choice, strict=True):
+            after[index] = option.after
+            broken += option.broken
+            shown += option.shown
+        if sum(option.pages for option in choice) > self.pool.pages:
+            broken.append(properties.POOL)
+        parts = tuple(option.part for option in choice if option.part is not None)
+        return Move(parts, tuple(after), tuple(dict.fromkeys(broken)), tuple(shown), by_scheduler=True)
+
+
+class Interleaving:
+    """Give the moves of requests of an abstract model: any event of any of them, no pool and no scheduler."""
+
+    def __init__(self, automaton: Automaton, requests: int) -> None:
+        self.automaton = automaton
+        self.table = automaton.table
+        self.requests = requests
+
+    @property
+    def start(self) -> State:
+        """Give the state in which every request is in the start state."""
+        values = {"state": self.table.codes[self.table.start.name]}
+        for column in self.table.columns:
+            values[column.name] = evaluate(column.init, {**values, **self.table.codes})
+        return (Held(self.automaton.values(values)),) * self.requests
+
+    def moves(self, state: State) -> Iterator[Move]:
+        """Yield every move from a state."""
+        for index, entry in enumerate(state):
+            assert entry is not None
+            if not entry.columns:
+                continue
+            here = self.automaton.state_of(entry.columns)
+            for event in self.table.events.values():
+                if here in event.states:
+                    for way in self.automaton.alone(entry.columns, event.name):
+                        done = self.automaton.state_of(way.after) == self.table.eventually
+                        after = _put(state, index, ENDED if done else Held(way.after))
+                        yield Move(
+                            (Part(index, way.events),), after, way.broken, way.shown, by_scheduler=True
+                        )
+
+
+def _put(state: State, index: int, entry: Held) -> State:
+    return (*state[:index], entry, *state[index + 1 :])
+
+
+def move_between(composed: Composition | Interleaving, before: State, after: State) -> Move:
+    """Find a move that leads from one state to the next, as a path of the search has it."""
+    return next(move for move in composed.moves(before) if move.after == after and not move.broken)
