@@ -59,6 +59,13 @@ def most_drafts(table: Table, op: str) -> int:
     return max(found, default=0)
 
 
+class Laws(NamedTuple):
+    """Hold the laws that outcomes are drawn from; None where a spec has no operator that needs one."""
+
+    acceptance: Acceptance | None = None
+    lookup: Lookup | None = None
+
+
 class SimulatedBackend:
     """Draw the outcomes of launches; count work, slots and requests as they go.
 
@@ -70,18 +77,17 @@ class SimulatedBackend:
         self,
         table: Table,
         log: RequestLog,
-        acceptance: Acceptance | None,
-        lookup: Lookup | None,
+        laws: Laws,
         launched: Callable[[Work, InFlight], None],
     ) -> None:
         self.table = table
         self.log = log
-        self.acceptance = acceptance
-        self.lookup = lookup
+        self.laws = laws
         self.launched = launched
         self.counter = WorkCounter(table)
         self.fresh: list[NDArray[np.int64]] = []
         self.recomputed_slots = 0
+        self.tokens = 0
         self._rounds = {state.name for state in table.states if state.round}
         self._draws = {state.name: draws_of(table, state.name) for state in table.states}
         self._judged = {
@@ -102,6 +108,7 @@ class SimulatedBackend:
         self, event: str, requests: NDArray[np.int64], columns: Columns, rows: NDArray[np.int32], args: Args
     ) -> NDArray[np.int32]:
         """Give no stop token ever: a simulated request ends at its length."""
+        del event, columns, rows, args  # the protocol's; nothing depends on them
         return np.full(len(requests), NO_STOP, np.int32)
 
     def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
@@ -112,6 +119,7 @@ class SimulatedBackend:
         if not self.table.events[event].emits:
             return
         self.log.emitted[requests] += done.emitted
+        self.tokens += int(done.emitted.sum())
         if event == life_cycle.FIRST:
             self.log.prefill_emitted[requests] += done.emitted
         if not before["emitted"].all():
@@ -124,7 +132,7 @@ class SimulatedBackend:
 
     def _require(self, draw: Draw) -> None:
         """Refuse to start without a law for a count that will be drawn."""
-        if (self.acceptance if draw.op == "accept" else self.lookup) is None:
+        if (self.laws.acceptance if draw.op == "accept" else self.laws.lookup) is None:
             option = {"accept": "--accept", "lookup": "--lookup"}[draw.op]
             raise UserError(
                 f"{self.table.name} has the operator {draw.op}, whose results depend on model and text; give {option}"
@@ -140,17 +148,24 @@ class SimulatedBackend:
 
     def _draw(self, draw: Draw, group: Group) -> NDArray[np.int32]:
         log, requests = self.log, group.requests
-        most = evaluate(self.table, draw.most, group.columns, np)
+        most = self._most(draw.most, group)
         rounds = log.rounds[requests]
         if draw.op == "lookup":
-            assert self.lookup is not None
-            return self.lookup.found(most, requests, rounds).astype(np.int32)
-        assert self.acceptance is not None
-        accepted = self.acceptance.accepted(most, requests, rounds)
+            assert self.laws.lookup is not None
+            return self.laws.lookup.found(most, requests, rounds).astype(np.int32)
+        assert self.laws.acceptance is not None
+        accepted = self.laws.acceptance.accepted(most, requests, rounds)
         log.drafted[requests] += most
         log.accepted[requests] += accepted
         self._accepted[requests] = accepted
         return accepted.astype(np.int32)
+
+    def _most(self, most: Expr, group: Group) -> NDArray[np.int32]:
+        """Give the largest count for each request; constants, the usual case, need no table."""
+        if isinstance(most, Const):
+            return np.full(len(group.requests), most.value, np.int32)
+        values: NDArray[np.int32] = evaluate(self.table, most, group.columns, np)
+        return values
 
     def _leads(self) -> dict[int, int]:
         """Give, by row, the tokens emitted before the accepted drafts, to know which drafts a cut loses."""

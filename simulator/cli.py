@@ -19,6 +19,7 @@ def simulate(
     specs: Annotated[
         list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
     ],
+    *,
     model: Annotated[str, typer.Option(help="Shipped model, config.json, or a folder with one.")],
     hardware: Annotated[str, typer.Option(help="Accelerator, such as h100 or h200.")],
     arrivals: Annotated[

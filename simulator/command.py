@@ -9,19 +9,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fsm_spec.drawing import svg
 from fsm_spec.errors import UserError
 from fsm_spec.simulator import report
 from fsm_spec.simulator.page import write_page
-from fsm_spec.simulator.scenario import Prepared, compare, prepare
+from fsm_spec.simulator.scenario import Prepared, prepare
 from fsm_spec.simulator.simulation import Results
-from fsm_spec.simulator.sweep import sweep_arrivals, sweep_table
+from fsm_spec.simulator.sweep import compare, sweep_arrivals, sweep_table
 from fsm_spec.trace import TraceWriter, header
 
 MIB = 2**20
@@ -107,11 +108,15 @@ def over_time(results: Results) -> dict[str, list[float]]:
 def peak_rss_mb() -> float | None:
     """Give the most memory this process had, in MiB; None where the system does not say."""
     try:
-        import resource  # noqa: PLC0415 - absent on Windows
+        import resource
     except ImportError:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (MIB if platform.system() == "Darwin" else 1024), 1)
+
+
+def _advance(bar: Progress, task: TaskID, finished: int) -> None:
+    bar.update(task, completed=finished)
 
 
 def _run_all(prepared: Sequence[Prepared], trace: Path | None) -> list[Run]:
@@ -122,11 +127,9 @@ def _run_all(prepared: Sequence[Prepared], trace: Path | None) -> list[Run]:
         for each in prepared:
             task = bar.add_task(f"{each.table.name} {each.scenario.arrivals}", total=len(each.requests))
             with _writer(each, trace) as writer:
-                simulation = each.simulation(
-                    trace=writer, progress=lambda done, task=task: bar.update(task, completed=done)
-                )
+                simulation = each.simulation(trace=writer)
                 start = time.perf_counter()
-                results = simulation.run()
+                results = simulation.run(partial(_advance, bar, task))
                 runs.append(Run(each, results, time.perf_counter() - start))
     return runs
 

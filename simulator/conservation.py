@@ -30,8 +30,8 @@ class Conservation:
         self._check_pages()
         engine = self._engine()
         for group in launch.groups:
-            held = sum(slots(engine.table, group.columns, np).values())
-            for request, count in zip(group.requests.tolist(), held.tolist(), strict=True):
+            held = np.sum(list(slots(engine.table, group.columns, np).values()), axis=0).tolist()
+            for request, count in zip(group.requests.tolist(), held, strict=True):
                 room = self._owned[request] * engine.pool.page_size
                 assert count <= room, f"request {request} holds {count} slots in room for {room}"
         for chunk in launch.chunks:
@@ -83,9 +83,8 @@ class Conservation:
         self._check_pages()
         live = set(engine.requests[engine.live].tolist())
         waiting = set(engine.waiting)
-        assert not (live & waiting or live & self._ended or waiting & self._ended), (
-            "a request is in two places"
-        )
+        assert not live & waiting, "a request lives and waits"
+        assert not (live | waiting) & self._ended, "a request goes on after its end"
         assert submitted == len(live) + len(waiting) + len(self._ended), "a request is lost"
         for request, pages in self._owned.items():
             assert not pages or request in live, f"request {request} owns {pages} pages without living"

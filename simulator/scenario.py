@@ -1,10 +1,10 @@
-"""A scenario: one spec, model, machine, workload and policy, as a person writes it; checked as a whole before any work."""
+"""A scenario: one spec, model, machine, workload and policy, as a person writes it; checked before any work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,7 +14,7 @@ from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import Policy, Pool, load_policy, refuse_impossible
 from fsm_spec.simulator.acceptance import FORMS, Acceptance, parse_accept
-from fsm_spec.simulator.backend import most_drafts
+from fsm_spec.simulator.backend import Laws, most_drafts
 from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import Hardware, load_hardware
 from fsm_spec.simulator.lookup import Lookup
@@ -24,7 +24,6 @@ from fsm_spec.simulator.simulation import Simulation
 from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
 from fsm_spec.table import Table
 from fsm_spec.trace import TraceWriter
-from fsm_spec.words import nearest
 
 DEFAULT_ADAPTER_RANK = 128  # Uno (arXiv 2609.04010) and I-DLM's LoRA variant (arXiv 2604.11035)
 
@@ -73,16 +72,9 @@ class Prepared:
     pool: Pool
     policy: Policy
     requests: Requests
-    acceptance: Acceptance | None
-    lookup: Lookup | None
+    laws: Laws
 
-    def simulation(
-        self,
-        *,
-        trace: TraceWriter | None = None,
-        checked: bool = False,
-        progress: Callable[[int], None] | None = None,
-    ) -> Simulation:
+    def simulation(self, *, trace: TraceWriter | None = None, checked: bool = False) -> Simulation:
         """Give a run of the scenario, not yet started."""
         return Simulation(
             self.table,
@@ -90,11 +82,9 @@ class Prepared:
             self.pool,
             self.cost,
             self.requests,
-            acceptance=self.acceptance,
-            lookup=self.lookup,
+            self.laws,
             trace=trace,
             checked=checked,
-            progress=progress,
         )
 
     def settings(self) -> dict[str, str]:
@@ -112,8 +102,8 @@ class Prepared:
             "input": scenario.input or "",
             "output": scenario.output or "",
             "requests": str(len(self.requests)),
-            "accept": self.acceptance.describe() if self.acceptance else "",
-            "lookup": f"{self.lookup.rate:g}" if self.lookup else "",
+            "accept": self.laws.acceptance.describe() if self.laws.acceptance else "",
+            "lookup": f"{self.laws.lookup.rate:g}" if self.laws.lookup else "",
             "adapter rank": str(self.cost.adapter_rank) if self.cost.adapter_rank else "",
             "policy": self.policy.policy,
             "running at most": str(self.policy.max_running),
@@ -160,7 +150,7 @@ def prepare(scenario: Scenario) -> Prepared:
         cost = faults.take(lambda: _cost(scenario, model, hardware, rank))
         memory = faults.take(lambda: _memory(scenario, model, hardware, rank))
     faults.raise_any()
-    assert loaded and table and model and hardware and cost and memory and policy
+    assert loaded and table and model and hardware and cost and memory and policy  # noqa: PT018 - without faults all are there
     assert requests is not None
     pool = Pool(memory.pages, memory.page_size)
     _refuse_long(requests, model)
@@ -171,38 +161,18 @@ def prepare(scenario: Scenario) -> Prepared:
     }:
         refuse_impossible(table, pool, int(requests.prompt_tokens[index]), int(requests.output_tokens[index]))
     return Prepared(
-        scenario, loaded, table, model, hardware, cost, memory, pool, policy, requests, acceptance, lookup
+        scenario,
+        loaded,
+        table,
+        model,
+        hardware,
+        cost,
+        memory,
+        pool,
+        policy,
+        requests,
+        Laws(acceptance, lookup),
     )
-
-
-def compare(specs: Sequence[str], arrivals: Sequence[str], base: Mapping[str, Any]) -> list[Scenario]:
-    """Spread options over several specs and arrivals, specs outermost: each option goes to the specs it has an effect on.
-
-    `base` holds the other fields of `Scenario`. An option that has an effect on none of the specs goes to all, and is
-    refused by `prepare`. Raises UserError for a parameter that no spec has.
-    """
-    loaded = {spec: load(spec).spec for spec in specs}
-    params: Mapping[str, int] = base.get("params", {})
-    for name in params:
-        if not any(name in spec.params for spec in loaded.values()):
-            known = sorted({known for spec in loaded.values() for known in spec.params})
-            raise UserError(
-                f"--set {name}: {' and '.join(specs)} {'has' if len(specs) == 1 else 'have'} no such parameter{nearest(name, known)}"
-            )
-    own = {
-        spec: {name: value for name, value in params.items() if name in loaded[spec].params} for spec in specs
-    }
-    if len(specs) == 1:
-        return [Scenario(**{**base, "spec": specs[0], "arrivals": each}) for each in arrivals]
-    wanted = {spec: needs(compile_table(loaded[spec], own[spec])) for spec in specs}
-    result = []
-    for spec in specs:
-        fields = {**base, "spec": spec, "params": own[spec]}
-        for option, here in wanted[spec].items():
-            if not here and any(other[option] for other in wanted.values()):
-                fields[option] = None
-        result += [Scenario(**{**fields, "arrivals": each}) for each in arrivals]
-    return result
 
 
 def needs(table: Table) -> Mapping[str, bool]:
@@ -241,10 +211,11 @@ def _workload(scenario: Scenario) -> Workload:
 def _acceptance(scenario: Scenario, table: Table) -> Acceptance | None:
     drafts = most_drafts(table, "accept")
     if scenario.accept is None:
+        plural = "" if drafts == 1 else "s"
         if drafts:
             raise UserError(
-                f"{table.name} judges {drafts} draft{'' if drafts == 1 else 's'} a round, and how many are accepted is"
-                f" not known to a simulator; give --accept with {drafts} rate{'' if drafts == 1 else 's'}, or as {FORMS}"
+                f"{table.name} judges {drafts} draft{plural} a round, and a simulator does not know how many are"
+                f" accepted; give --accept with {drafts} rate{plural}, or as {FORMS}"
             )
         return None
     acceptance = parse_accept(scenario.accept, scenario.seed)
@@ -304,5 +275,6 @@ def _refuse_long(requests: Requests, model: ModelShape) -> None:
         index = int(over[0])
         raise UserError(
             f"request {index + 1} has {requests.prompt_tokens[index]} input and {requests.output_tokens[index]} output"
-            f" tokens, {total[index]} in all, but the context of {model.name} is {most}; give shorter --input or --output"
+            f" tokens, {total[index]} in all, but the context of {model.name} is {most};"
+            f" give shorter ones"
         )

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from fsm_spec.engine import Engine, Iteration
 from fsm_spec.errors import UserError
 from fsm_spec.policy import Policy, Pool
-from fsm_spec.simulator.acceptance import Acceptance
-from fsm_spec.simulator.backend import SimulatedBackend
+from fsm_spec.simulator.backend import Laws, SimulatedBackend
 from fsm_spec.simulator.conservation import Conservation
 from fsm_spec.simulator.cost import CostModel, Work
-from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.metrics import AMOUNTS, LEVELS, UNSET, KvUse, RequestLog, Summary, summarise
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.work import InFlight
@@ -33,6 +31,9 @@ MOST_EMPTY_ITERATIONS = 1_000
 # Load counts as too much when requests of the last third wait twice as long for admission as those of the first,
 # and more of them wait when the last one arrives than this many, and than this share of all.
 OVERLOAD_GROWTH, OVERLOAD_WAITING, OVERLOAD_SHARE = 2.0, 8, 0.02
+
+NO_LAWS = Laws()
+NOTHING = InFlight(0, 0, 0)
 
 Integers = NDArray[np.int64]
 
@@ -54,7 +55,7 @@ class Results:
 class Simulation:
     """Simulate `requests` on one replica: `table` under `policy` and `pool`, priced by `cost`.
 
-    `checked` asserts conservation at every event; `progress` is called with the number of finished requests.
+    `checked` asserts conservation at every event.
     Raises UserError where a law of the outcomes is missing or a request can never run.
     """
 
@@ -65,33 +66,34 @@ class Simulation:
         pool: Pool,
         cost: CostModel,
         requests: Requests,
+        laws: Laws = NO_LAWS,
         *,
-        acceptance: Acceptance | None = None,
-        lookup: Lookup | None = None,
         trace: TraceWriter | None = None,
         checked: bool = False,
-        progress: Callable[[int], None] | None = None,
     ) -> None:
         self.requests = requests
         self.cost = cost
         self.log = RequestLog.of(requests)
         self.timeline = Timeline(LEVELS, AMOUNTS)
         self.admitted_ns: Integers = np.full(len(requests), UNSET, np.int64)
-        self.backend = SimulatedBackend(table, self.log, acceptance, lookup, self._launched)
+        self.backend = SimulatedBackend(table, self.log, laws, self._launched)
         self.conservation = Conservation(self.backend, lambda: self.engine) if checked else None
         self.engine = Engine(table, policy, pool, self.conservation or self.backend, trace)
-        self._progress = progress
+        self._progress: Callable[[int], None] | None = None
         self._now = 0
         self._device_ns: list[int] = []
         self._sequences = 0
-        self._tokens = 0
         self._next = 0
         self._finished = 0
         self._empty = 0
         self._launches = 0
 
-    def run(self) -> Results:
-        """Simulate to the end; raises UserError where the policy can make no progress."""
+    def run(self, progress: Callable[[int], None] | None = None) -> Results:
+        """Simulate to the end; `progress` is called with the number of finished requests.
+
+        Raises UserError where the policy can make no progress.
+        """
+        self._progress = progress
         environment = simpy.Environment(initial_time=0)
         environment.process(self._loop(environment))
         environment.run()
@@ -178,7 +180,6 @@ class Simulation:
         for requests in self.backend.fresh:
             self.log.first_token_ns[requests] = self._now
         self.backend.fresh.clear()
-        self._tokens += sum(report.emitted.values())
         for request in report.finished:
             self.log.finish_ns[request] = self._now
             if self.requests.concurrency and self._next < len(self.requests):
@@ -193,8 +194,8 @@ class Simulation:
 
     # Records ---------------------------------------------------------------------------------------------------
 
-    def _record(self, flight: InFlight = InFlight(0, 0, 0), ahead_ns: int = 0) -> None:
-        """Record pages, slots by kind and requests from now (plus `ahead_ns`) on, and the tokens emitted till now."""
+    def _record(self, flight: InFlight = NOTHING, ahead_ns: int = 0) -> None:
+        """Record pages, slots by kind and requests from now (plus `ahead_ns`) on, and the new tokens."""
         engine = self.engine
         live = engine.live
         committed = int(engine.columns["kv"][live].sum()) + flight.keep
@@ -206,8 +207,8 @@ class Simulation:
             len(live),
             len(engine.waiting),
         )
-        self.timeline.record(self._now + ahead_ns, levels, (self._tokens,))
-        self._tokens = 0
+        self.timeline.record(self._now + ahead_ns, levels, (self.backend.tokens,))
+        self.backend.tokens = 0
 
     def _refuse_circle(self, report: Iteration) -> None:
         """Raise UserError where requests are admitted and preempted for ever without a launch."""
@@ -220,8 +221,8 @@ class Simulation:
         pool, live = engine.pool, len(engine.live)
         return (
             f"{engine.table.name} cannot make progress under the policy {engine.policy.policy}: at"
-            f" {self._now / 1e9:.3f} s {live} running requests own {engine.used_pages} of {pool.pages} pages, each waits"
-            f" for more, and {len(engine.waiting)} requests wait behind them; take --policy holdback or preempt, more"
+            f" {self._now / 1e9:.3f} s {live} running requests own {engine.used_pages} of {pool.pages} pages,"
+            f" each waits for more, and {len(engine.waiting)} requests wait behind them; take --policy holdback or preempt, more"
             f" --pages or fewer --max-running"
         )
 
@@ -239,8 +240,9 @@ def overload(arrival_ns: Integers, admitted_ns: Integers, *, closed: bool) -> tu
         return ()
     span = float(arrival_ns[-1] - arrival_ns[0]) / 1e9
     served = (count - behind) / span if span > 0 else 0.0
-    return (
+    message = (
         f"overloaded: requests arrive at {count / span if span > 0 else float('inf'):.3g}/s and are admitted at"
-        f" {served:.3g}/s; those of the last third wait {last:.3g} s for admission, those of the first {first:.3g} s, and"
-        f" latencies grow with the length of the run",
+        f" {served:.3g}/s; those of the last third wait {last:.3g} s for admission, those of the first {first:.3g} s;"
+        f" latencies grow with the length of the run"
     )
+    return (message,)

@@ -1,19 +1,25 @@
-"""Several concurrencies in one command: `closed:1,4,16`, and their results as one table."""
+"""Several specs and concurrencies (`closed:1,4,16`) in one command, and their results as one table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
+from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
+from fsm_spec.load import load
 from fsm_spec.simulator.chart import short
-from fsm_spec.simulator.report import Scenario, duration, shared_settings
+from fsm_spec.simulator.report import Scenario as Reported
+from fsm_spec.simulator.report import duration, shared_settings
+from fsm_spec.simulator.scenario import Scenario, needs
 from fsm_spec.simulator.workload import parse_arrivals
+from fsm_spec.words import nearest
 
 
 def sweep_arrivals(text: str) -> list[str]:
-    """Split a list of concurrencies into arrivals; other arrivals stay one. Raises UserError for bad or doubled ones."""
+    """Split a list of concurrencies into arrivals; other arrivals stay one; raises UserError."""
     kind, _, values = text.strip().partition(":")
     if kind != "closed" or "," not in values:
         return [text]
@@ -25,38 +31,70 @@ def sweep_arrivals(text: str) -> list[str]:
     return result
 
 
-def sweep_table(scenarios: Sequence[Scenario]) -> Table:
-    """Return one line a run: concurrency, throughput of all and of one user, latencies, acceptance, KV."""
-    shared = {key: value for key, value in shared_settings(scenarios).items() if key != "arrivals"}
-    table = Table(title="  ".join(f"{key} {value}" for key, value in shared.items()), title_justify="left")
-    names = (
-        "spec",
-        "arrivals",
-        "tok/s",
-        "tok/s a user",
-        "TTFT p50",
-        "TPOT p50",
-        "acceptance",
-        "tokens/forward",
-        "KV peak",
-    )
-    for name in names:
-        table.add_column(name, justify="left" if name in {"spec", "arrivals"} else "right")
+def compare(specs: Sequence[str], arrivals: Sequence[str], base: Mapping[str, Any]) -> list[Scenario]:
+    """Spread options over several specs and arrivals, specs outermost; each option goes to the specs it affects.
+
+    `base` holds the other fields of `Scenario`. An option that has an effect on none of the specs goes to all, and is
+    refused by `prepare`. Raises UserError for a parameter that no spec has.
+    """
+    if len(specs) == 1:
+        return [Scenario(**{**base, "spec": specs[0], "arrivals": each}) for each in arrivals]
+    loaded = {spec: load(spec).spec for spec in specs}
+    params: Mapping[str, int] = base.get("params", {})
+    for name in params:
+        if not any(name in spec.params for spec in loaded.values()):
+            known = {known for spec in loaded.values() for known in spec.params}
+            raise UserError(
+                f"--set {name}: none of {', '.join(specs)} has this parameter{nearest(name, known)}"
+            )
+    own = {
+        spec: {name: value for name, value in params.items() if name in loaded[spec].params} for spec in specs
+    }
+    wanted = {spec: needs(compile_table(loaded[spec], own[spec])) for spec in specs}
+    result = []
+    for spec in specs:
+        fields = {**base, "spec": spec, "params": own[spec]}
+        for option, here in wanted[spec].items():
+            if not here and any(other[option] for other in wanted.values()):
+                fields[option] = None
+        result += [Scenario(**{**fields, "arrivals": each}) for each in arrivals]
+    return result
+
+
+def sweep_table(scenarios: Sequence[Reported]) -> Table:
+    """Return one line a run of closed loops: throughput of all and of one user, latencies, acceptance, KV."""
+    table = Table(title="  ".join(_shared(scenarios)), title_justify="left")
+    for column in ("spec", "users", "tok/s", "a user", "TTFT", "TPOT", "accepted", "a forward", "KV"):
+        table.add_column(column, justify="left" if column == "spec" else "right", no_wrap=True)
     before = ""
     for scenario in scenarios:
         if before and scenario.name != before:
             table.add_section()
+        table.add_row("" if scenario.name == before else scenario.name, *_cells(scenario))
         before = scenario.name
-        table.add_row(*_cells(scenario))
+    table.caption = (
+        "a user: tok/s of one request; TTFT, TPOT: medians; accepted: tokens a round (acceptance length);"
+        " a forward: tokens per forward; KV: peak of the pool"
+    )
     return table
 
 
-def _cells(scenario: Scenario) -> tuple[str, ...]:
+def _shared(scenarios: Sequence[Reported]) -> list[str]:
+    """Give the settings that all runs share, and below them those of each spec."""
+    shared = {key: value for key, value in shared_settings(scenarios).items() if key != "arrivals"}
+    lines = [f"{key} {value}" for key, value in shared.items()]
+    for name in dict.fromkeys(scenario.name for scenario in scenarios):
+        own = next(scenario.settings for scenario in scenarios if scenario.name == name)
+        words = [f"{key} {value}" for key, value in own.items() if key not in {*shared, "arrivals"}]
+        lines += [f"\n{name}: {', '.join(words)}"] if words else []
+    return lines
+
+
+def _cells(scenario: Reported) -> tuple[str, ...]:
     summary = scenario.summary
     tpot = summary.tpot_ms.p50
     return (
-        scenario.name,
-        scenario.settings["arrivals"],
+        scenario.settings["arrivals"].removeprefix("closed:"),
         short(summary.throughput_tok_s),
         short(1000 / tpot) if tpot else "-",
         duration(summary.ttft_ms.p50) if summary.ttft_ms.count else "-",
