@@ -221,8 +221,8 @@ class Simulation:
         pool, live = engine.pool, len(engine.live)
         return (
             f"{engine.table.name} cannot make progress under the policy {engine.policy.policy}: at"
-            f" {self._now / 1e9:.3f} s {live} running requests own {engine.used_pages} of {pool.pages} pages,"
-            f" each waits for more, and {len(engine.waiting)} requests wait behind them; take --policy holdback or preempt, more"
+            f" {self._now / 1e9:.3f} s {live} running requests own {engine.used_pages} of {pool.pages} pages and need"
+            f" more, and {len(engine.waiting)} requests wait behind them; take --policy holdback or preempt, more"
             f" --pages or fewer --max-running"
         )
 
