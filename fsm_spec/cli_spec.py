@@ -78,9 +78,7 @@ def show(
 
 def export(
     spec: SpecName,
-    form: Annotated[
-        Literal["json"], typer.Option("--format", "-f", help="json: the compiled table.")
-    ] = "json",
+    form: Annotated[Export, typer.Option("--format", "-f", help="json: the compiled table.")] = Export.json,
     settings: Settings = None,
     output: Output = None,
 ) -> None:

@@ -45,8 +45,8 @@ def search(
     composed: Composition | Interleaving, most_states: int, tick: Callable[[int], None] | None = None
 ) -> Found:
     """Search all reachable states breadth first; `tick` hears the number of states now and then.
-    Beyond `most_states`, or ten times as many moves, the search is given up and is not `complete`.
 
+    Beyond `most_states`, or ten times as many moves, the search is given up and is not `complete`.
     The first break of a property is its shortest one; states behind a broken property are not searched.
     """
     return _Search(composed, most_states, tick).run()
@@ -91,15 +91,13 @@ class _Search:
         state, found = self.states[at], self.found
         onward: dict[int, None] = {}
         reached: set[State] = set()
-        scheduled = stuck = False
+        moved = False
         for move in self.composed.moves(state):
             self.moves += 1
             for sentence in move.broken:
                 if sentence not in found.broken:
                     found.broken[sentence] = Fault(self._path(at), move)
-            if move.by_scheduler:
-                scheduled = True
-                stuck = stuck or move.after == state
+            moved = moved or (move.by_scheduler and (move.after != state or bool(move.broken)))
             if move.broken:
                 continue
             found.shown.update(move.shown)
@@ -110,7 +108,7 @@ class _Search:
         found.transitions += len(reached)
         self.next.append(list(onward))
         unfinished = any(entry is not None and entry.columns for entry in state)
-        if unfinished and (stuck or not scheduled) and self.liveness not in found.broken:
+        if unfinished and not moved and self.liveness not in found.broken:
             found.broken[self.liveness] = Fault(self._path(at), None, "deadlock: nothing can move any more")
 
     def _number(self, state: State, parent: int) -> int:
