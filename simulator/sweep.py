@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAVY
 from rich.table import Table
 
 from fsm_spec.compile import compile_table
@@ -63,8 +64,9 @@ def compare(specs: Sequence[str], arrivals: Sequence[str], base: Mapping[str, An
 
 def sweep_table(scenarios: Sequence[Reported]) -> Table:
     """Return one line a run of closed loops: throughput of all and of one user, latencies, acceptance, KV."""
-    table = Table(title="  ".join(_shared(scenarios)), title_justify="left")
-    for column in ("spec", "users", "tok/s", "a user", "TTFT", "TPOT", "accepted", "a forward", "KV"):
+    # Nine columns fit a terminal of 80 characters without lines between them.
+    table = Table(title="  ".join(_shared(scenarios)), title_justify="left", box=SIMPLE_HEAVY, pad_edge=False)
+    for column in ("spec", "users", "tok/s", "a user", "TTFT", "TPOT", "accepted", "forward", "KV"):
         table.add_column(column, justify="left" if column == "spec" else "right", no_wrap=True)
     before = ""
     for scenario in scenarios:
@@ -74,7 +76,7 @@ def sweep_table(scenarios: Sequence[Reported]) -> Table:
         before = scenario.name
     table.caption = (
         "a user: tok/s of one request; TTFT, TPOT: medians; accepted: tokens a round (acceptance length);"
-        " a forward: tokens per forward; KV: peak of the pool"
+        " forward: tokens per forward; KV: peak of the pool"
     )
     return table
 
