@@ -1,14 +1,12 @@
 """Blocks: the live rows of one state's requests in a launch, gathered by the row plan of its forward.
 
-`Layout` is what a row plan says for all requests, computed once; `Block` evaluates it for those of a group.
-Rows lie request after request, within a request segment after segment.
+`Layout` is what a row plan says for all requests, `Shape` what it says for given counts; both are computed once.
+`Block` evaluates them for the requests of a group. Rows lie request after request, segment after segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,9 +20,26 @@ from fsm_spec.step import Columns, evaluate
 from fsm_spec.table import Table
 from numpy.typing import NDArray
 
+Integers = NDArray[np.int64]
+
 # The lowest id on a noise row; 0 is a padding or unknown token in most vocabularies. The range ends with the vocabulary.
 NOISE_LOW = 1
-_MOST_MASKS = 4096
+_MOST_SHAPES = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Hold which rows of a plan live for given counts, and what follows from that alone."""
+
+    live: Integers
+    """the live rows among the plan's, [T]"""
+    mask: torch.Tensor
+    """bool [T, T]"""
+    gated: NDArray[np.bool_]
+    """[T]"""
+    any_gated: bool
+    readers: list[tuple[Integers, Integers]]
+    """of each operator: the rows it reads, counted among the live ones and among the plan's"""
 
 
 class Layout:
@@ -33,38 +48,42 @@ class Layout:
     def __init__(self, table: Table, plan: ForwardPlan) -> None:
         self.table = table
         self.plan = plan
-        most = [segment.max_count for segment in plan.segments]
+        segments = plan.segments
+        most = [segment.max_count for segment in segments]
         self.segment = np.repeat(np.arange(len(most)), most)
         self.offset = np.concatenate([np.arange(count) for count in most] or [np.zeros(0, np.int64)])
-        self.gated = np.array([plan.segments[index].adapter for index in self.segment], np.bool_)
-        self.shift = np.array([plan.segments[index].logits == "shifted" for index in self.segment], np.int64)
-        self.fixed = all(segment.count == Const(segment.max_count) for segment in plan.segments)
-        self.at = self._relative([segment.at for segment in plan.segments])
-        self.slot = self._relative([segment.slot for segment in plan.segments])
-        self.same_slot = all(segment.at == segment.slot for segment in plan.segments)
+        self.gated = np.array([segments[index].adapter for index in self.segment], np.bool_)
+        # How far ahead of its own position a row predicts.
+        self.ahead = np.array([segments[index].logits == "shifted" for index in self.segment], np.int64)
+        self.fixed = all(segment.count == Const(segment.max_count) for segment in segments)
+        self.at = self._from_kv([segment.at for segment in segments])
+        self.slot = self._from_kv([segment.slot for segment in segments])
+        self.same_slot = all(segment.at == segment.slot for segment in segments)
+        self._readers = [self._rows_of(operator.rows) for operator in plan.operators]
         self._mask = plan.mask
-        self._masks: dict[tuple[int, ...], torch.Tensor] = {}
-        # Rows of each operator, in the order it names its segments; none for one that reads no logits.
-        self.readers = [self._rows_of(operator.rows) for operator in plan.operators]
+        self._shapes: dict[tuple[int, ...], Shape] = {}
 
-    def _relative(self, exprs: list[Expr]) -> NDArray[np.int64] | None:
+    def _from_kv(self, exprs: list[Expr]) -> Integers | None:
         """Give each row's distance from kv where that is the same for all requests."""
         distances = [difference(expr, Name("kv")) for expr in exprs]
-        if not all(isinstance(distance, Const) for distance in distances):
+        values = [distance.value for distance in distances if isinstance(distance, Const)]
+        if len(values) < len(distances):
             return None
-        values = np.array([distance.value for distance in distances if isinstance(distance, Const)], np.int64)
-        return values[self.segment] + self.offset if len(values) else self.offset
+        return np.array(values, np.int64)[self.segment] + self.offset
 
-    def _rows_of(self, names: tuple[str, ...]) -> NDArray[np.int64]:
+    def _rows_of(self, names: tuple[str, ...]) -> Integers:
         spans = [self.plan.segment(name) for name in names]
         parts = [np.arange(span.first, span.first + span.max_count) for span in spans]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
-    def counts(self, columns: Columns) -> NDArray[np.int64]:
-        """Count the live rows of each segment, [n, segments]."""
-        return self._over(columns, [segment.count for segment in self.plan.segments])
+    def shapes(self, columns: Columns, requests: int) -> list[Shape]:
+        """Give the shape of each request, by its counts."""
+        if self.fixed:
+            return [self._shape(tuple(segment.max_count for segment in self.plan.segments))] * requests
+        counts = self._over(columns, [segment.count for segment in self.plan.segments])
+        return [self._shape(tuple(line)) for line in counts.tolist()]
 
-    def place(self, columns: Columns, *, slots: bool) -> NDArray[np.int64]:
+    def place(self, columns: Columns, *, slots: bool) -> Integers:
         """Give the position (or the slot) of each row, dead ones included: [n, R]."""
         static = self.slot if slots else self.at
         if static is not None:
@@ -72,127 +91,118 @@ class Layout:
         exprs = [segment.slot if slots else segment.at for segment in self.plan.segments]
         return self._over(columns, exprs)[:, self.segment] + self.offset
 
-    def _over(self, columns: Columns, exprs: list[Expr]) -> NDArray[np.int64]:
+    def _over(self, columns: Columns, exprs: list[Expr]) -> Integers:
         values = [evaluate(self.table, expr, columns, np) for expr in exprs]
         return np.stack(values, axis=1).astype(np.int64)
 
-    def mask(self, counts: tuple[int, ...] | None) -> torch.Tensor:
-        """Give the block mask [rows, rows] over live rows; None: all live."""
-        key = counts or ()
-        found = self._masks.get(key)
+    def _shape(self, counts: tuple[int, ...]) -> Shape:
+        found = self._shapes.get(counts)
         if found is None:
-            if len(self._masks) >= _MOST_MASKS:
-                self._masks.clear()
-            live = slice(None) if counts is None else self.offset < np.array(counts)[self.segment]
-            found = self._masks[key] = torch.from_numpy(np.ascontiguousarray(self._mask[live][:, live]))
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            found = self._shapes[counts] = self._new_shape(counts)
         return found
 
+    def _new_shape(self, counts: tuple[int, ...]) -> Shape:
+        alive = self.offset < np.array(counts, np.int64)[self.segment]
+        live = np.flatnonzero(alive)
+        number = alive.cumsum() - 1
+        gated = self.gated[live]
+        mask = torch.from_numpy(np.ascontiguousarray(self._mask[live][:, live]))
+        rows = [reader[alive[reader]] for reader in self._readers]
+        return Shape(live, mask, gated, bool(gated.any()), [(number[own], own) for own in rows])
 
-@dataclass(frozen=True)
+
 class ReadRows:
     """Hold the m live rows that one operator reads, request after request.
 
     `numbers` count rows from the block's first, `positions` are those of the tokens that the rows predict, both [m];
-    `counts` are the rows of each request, [n].
+    `counts` are the rows of each request, [n], `most` their largest.
     """
 
-    numbers: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    __slots__ = ("counts", "most", "numbers", "positions")
 
-    @cached_property
-    def most(self) -> int:
-        """Count the rows of the request that has most."""
-        return int(self.counts.max())
-
-    @cached_property
-    def _even(self) -> bool:
-        return len(self.numbers) == self.most * len(self.counts)
-
-    @cached_property
-    def _places(self) -> NDArray[np.int64]:
-        """Place each of [n, most] among the m rows; a dead one repeats the last live one."""
-        last = np.maximum(self.counts - 1, 0)[:, None]
-        return (self.counts.cumsum() - self.counts)[:, None] + np.minimum(np.arange(self.most), last)
+    def __init__(self, numbers: Integers, positions: Integers, counts: Integers) -> None:
+        self.numbers = numbers
+        self.positions = positions
+        self.counts = counts
+        self.most = int(counts[0]) if len(counts) == 1 else int(counts.max())
 
     def square(self, values: torch.Tensor, dead: float | None) -> torch.Tensor:
         """Lay out [m, ...] as [n, most, ...]; dead places become `dead`, or anything where it is None."""
         shape = (len(self.counts), self.most, *values.shape[1:])
-        if self._even:
+        if len(self.numbers) == self.most * len(self.counts):
             return values.reshape(shape)
-        places = torch.from_numpy(np.minimum(self._places, max(len(values) - 1, 0)).reshape(-1))
-        laid = values[places].reshape(shape)
+        # A dead place repeats a live one.
+        ends = self.counts.cumsum()
+        places = (ends - self.counts)[:, None] + np.minimum(np.arange(self.most), np.maximum(self.counts - 1, 0)[:, None])
+        laid = values[torch.from_numpy(np.minimum(places, len(values) - 1).reshape(-1))].reshape(shape)
         if dead is not None:
             laid[torch.from_numpy(np.arange(self.most) >= self.counts[:, None])] = dead
         return laid
 
 
-@dataclass(frozen=True)
 class Block:
-    """Hold the rows of n requests under one layout: T live rows, and per operator the rows it reads."""
+    """Hold the rows of n requests under one layout, T of them live, and what each operator reads of them."""
 
-    layout: Layout
-    scope: Scope
-    seeds: torch.Tensor
-    vocabulary: int
+    __slots__ = ("_even", "_seeds", "_vocabulary", "layout", "positions", "readers", "scope", "shapes", "slots")
 
-    @property
-    def columns(self) -> Mapping[str, NDArray[np.int32]]:
-        """Give the requests' columns, int32 [n] each."""
-        return self.scope.integers
+    def __init__(self, layout: Layout, scope: Scope, seeds: torch.Tensor, vocabulary: int) -> None:
+        self.layout = layout
+        self.scope = scope
+        self._seeds = seeds
+        self._vocabulary = vocabulary
+        columns = scope.integers
+        self.shapes = layout.shapes(columns, len(scope.requests))
+        self._even = all(shape is self.shapes[0] for shape in self.shapes)
+        self.positions = layout.place(columns, slots=False)
+        self.slots = self.positions if layout.same_slot else layout.place(columns, slots=True)
+        self.readers = [self._read_by(index) for index in range(len(layout.plan.operators))]
 
-    @cached_property
-    def counts(self) -> NDArray[np.int64] | None:
-        """Count live rows by segment, [n, segments]; None where all rows of all requests live."""
-        return None if self.layout.fixed else self.layout.counts(dict(self.columns))
-
-    @cached_property
-    def live(self) -> NDArray[np.bool_] | None:
-        """Tell which rows live, [n, R]; None where all do."""
-        if self.counts is None:
-            return None
-        return self.layout.offset < self.counts[:, self.layout.segment]
-
-    @cached_property
-    def rows(self) -> NDArray[np.int64]:
-        """Count the live rows of each request, [n]."""
-        if self.counts is None:
-            return np.full(len(self.scope.requests), self.layout.plan.rows, np.int64)
-        return self.counts.sum(1)
-
-    @cached_property
-    def positions(self) -> NDArray[np.int64]:
-        """Give the position of each row, dead ones included: [n, R]."""
-        return self.layout.place(dict(self.columns), slots=False)
-
-    @cached_property
-    def slots(self) -> NDArray[np.int64]:
-        """Give the request's own slot of each row, dead ones included: [n, R]."""
-        return self.positions if self.layout.same_slot else self.layout.place(dict(self.columns), slots=True)
-
-    def flat(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+    def flat(self, values: Integers) -> Integers:
         """Take the live rows out of [n, R], request after request: [T]."""
-        return values.reshape(-1) if self.live is None else values[self.live]
+        if self._even:
+            return values[:, self.shapes[0].live].reshape(-1)
+        return np.concatenate([line[shape.live] for line, shape in zip(values, self.shapes, strict=True)])
+
+    def _read_by(self, operator: int) -> ReadRows:
+        """List the rows that an operator reads."""
+        requests = len(self.shapes)
+        if self._even:
+            numbers, own = self.shapes[0].readers[operator]
+            predicted = (self.positions[:, own] + self.layout.ahead[own]).reshape(-1)
+            if requests > 1:
+                first = np.arange(requests)[:, None] * len(self.shapes[0].live)
+                return ReadRows((first + numbers).reshape(-1), predicted, np.full(requests, len(own), np.int64))
+            return ReadRows(numbers, predicted, np.array([len(own)], np.int64))
+        parts, positions, first = [], [], 0
+        for line, shape in zip(self.positions, self.shapes, strict=True):
+            numbers, own = shape.readers[operator]
+            parts.append(numbers + first)
+            positions.append(line[own] + self.layout.ahead[own])
+            first += len(shape.live)
+        counts = np.array([len(part) for part in parts], np.int64)
+        return ReadRows(np.concatenate(parts), np.concatenate(positions), counts)
 
     def token_ids(self) -> Tokens:
         """Gather the input ids of all rows, [n, R]; those of dead rows mean nothing."""
         scope = self.scope
         ids = np.full(self.positions.shape, EMPTY, np.int64)
         for segment in self.layout.plan.segments:
-            columns = slice(segment.first, segment.first + segment.max_count)
+            into = ids[:, segment.first : segment.first + segment.max_count]
             if segment.source.name == MASK:
-                ids[:, columns] = scope.mask_id
+                into[:] = scope.mask_id
             elif segment.source.name == NOISE:
-                ids[:, columns] = self._noise(self.positions[:, columns])
+                into[:] = self._noise(self.positions[:, segment.first : segment.first + segment.max_count])
             else:
-                self._read(segment.source, ids[:, columns])
+                self._read(segment.source, into)
         return ids
 
-    def _noise(self, positions: NDArray[np.int64]) -> Tokens:
+    def _noise(self, positions: Integers) -> Tokens:
         """Draw ids uniformly from NOISE_LOW .. vocabulary - 1, each named by seed and the row's position."""
         where = torch.from_numpy(np.ascontiguousarray(positions))
-        numbers = uniform(self.seeds[:, None].expand_as(where).contiguous(), where, Purpose.NOISE).numpy()
-        return NOISE_LOW + (numbers * (self.vocabulary - NOISE_LOW)).astype(np.int64)
+        numbers = uniform(self._seeds[:, None].expand_as(where).contiguous(), where, Purpose.NOISE).numpy()
+        return NOISE_LOW + (numbers * (self._vocabulary - NOISE_LOW)).astype(np.int64)
 
     def _read(self, source: Piece, into: Tokens) -> None:
         """Copy a carry (or text), as far as it reaches, into [n, rows of the segment]."""
@@ -205,27 +215,3 @@ class Block:
         for member in range(len(scope.requests)):
             tokens = scope.tokens(source, member)[: into.shape[1]]
             into[member, : len(tokens)] = tokens
-
-    @cached_property
-    def row_number(self) -> NDArray[np.int64]:
-        """Number the live rows of the block from 0, [n, R]."""
-        if self.live is None:
-            return np.arange(self.positions.size).reshape(self.positions.shape)
-        return self.live.reshape(-1).cumsum().reshape(self.live.shape) - 1
-
-    def read_by(self, operator: int) -> ReadRows:
-        """List the rows that an operator reads."""
-        reader = self.layout.readers[operator]
-        numbers, predicted = self.row_number[:, reader], self.positions[:, reader] + self.layout.shift[reader]
-        if self.live is None:
-            return ReadRows(
-                numbers.reshape(-1), predicted.reshape(-1), np.full(len(numbers), len(reader), np.int64)
-            )
-        live = self.live[:, reader]
-        return ReadRows(numbers[live], predicted[live], live.sum(1))
-
-    def masks(self) -> list[torch.Tensor]:
-        """Give each request's block mask over its live rows."""
-        if self.counts is None:
-            return [self.layout.mask(None)] * len(self.scope.requests)
-        return [self.layout.mask(tuple(counts)) for counts in self.counts.tolist()]

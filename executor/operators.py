@@ -66,7 +66,7 @@ class Operators:
         args: dict[str, NDArray[np.int32]] = {}
         at = 0
         for index, plan in enumerate(block.layout.plan.operators):
-            rows = block.read_by(index)
+            rows = block.readers[index]
             part = logits[at : at + len(rows.positions)]
             at += len(rows.positions)
             values = self._run_one(plan, block, part, rows, sampling)

@@ -105,6 +105,7 @@ class Runner:
         self.requests: dict[int, Request] = {}
         self.carries = Carries(table.carry)
         self.forwards = 0
+        self._no_logits = torch.zeros(0, vocabulary)
         self._lines: dict[int, int] = {}
         self._layouts = {name: Layout(table, plan) for name, plan in table.forwards.items()}
         self._layout_of = {s.name: self._layouts[s.forward] for s in table.states if s.forward is not None}
@@ -130,22 +131,28 @@ class Runner:
 
     # Launches --------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def launch(self, launch: Launch) -> list[Args]:
         """Run a launch: one forward over the rows of all groups and chunks, then the operators of each group."""
         batch = _Batch()
         blocks = [self._block(group, batch) for group in launch.groups]
         sampled = [chunk for chunk in launch.chunks if self._add_chunk(chunk, batch)]
-        logits = torch.zeros(0, self.vocabulary)
-        if batch.total:
+        if not batch.total:
+            return self._operate(launch, blocks, sampled, self._no_logits)
+        # Entering the mode costs as much as a few operations, so once a launch and only where a model runs.
+        with torch.inference_mode():
             logits = self.model.forward(batch.rows(), self.cache)
             self.forwards += 1
+            return self._operate(launch, blocks, sampled, logits)
+
+    def _operate(
+        self, launch: Launch, blocks: list[Block], sampled: list[Chunk], logits: torch.Tensor
+    ) -> list[Args]:
+        """Run the operators of each group, and sample after prefills, on their parts of the logits."""
         at = 0
         results: list[Args] = []
         for group, block in zip(launch.groups, blocks, strict=True):
-            wanted = sum(len(block.read_by(index).numbers) for index in range(len(block.layout.readers)))
-            sampling = self._sampling(group.requests)
-            results.append(self.operators.run(block, logits[at : at + wanted], sampling))
+            wanted = sum(len(rows.numbers) for rows in block.readers)
+            results.append(self.operators.run(block, logits[at : at + wanted], self._sampling(group.requests)))
             self._scopes[group.state] = block.scope
             at += wanted
         if sampled:
@@ -158,25 +165,24 @@ class Runner:
         block = Block(self._layout_of[group.state], scope, self._sampling(group.requests).seeds, self.vocabulary)
         if block.layout.plan.rows == 0:
             return block
-        rows = block.rows.tolist()
         first = batch.total
         batch.ids.append(block.flat(block.token_ids()))
         batch.positions.append(block.flat(block.positions))
-        slots = block.flat(block.slots)
+        slots = batch.positions[-1] if block.slots is block.positions else block.flat(block.slots)
         at = 0
-        for number, request, kv, count in zip(
-            group.requests.tolist(), scope.requests, group.columns["kv"].tolist(), rows, strict=True
+        for number, request, kv, shape in zip(
+            group.requests.tolist(), scope.requests, group.columns["kv"].tolist(), block.shapes, strict=True
         ):
+            count = len(shape.live)
             batch.slots.append(self._physical(number, slots[at : at + count]))
             batch.context.append(self.allocator.slots(number, 0, kv))
+            batch.masks.append(shape.mask)
+            batch.gated.append(shape.gated)
+            batch.any_gated |= shape.any_gated
             at += count
             batch.row_start.append(first + at)
             request.forwards += count > 0
-        batch.masks += block.masks()
-        gated = np.broadcast_to(block.layout.gated, block.positions.shape)
-        batch.gated.append(gated.reshape(-1) if block.live is None else gated[block.live])
-        batch.any_gated |= bool(batch.gated[-1].any())
-        batch.wanted += [first + block.read_by(index).numbers for index in range(len(block.layout.readers))]
+        batch.wanted += [first + rows.numbers for rows in block.readers]
         return block
 
     def _physical(self, number: int, slots: NDArray[np.int64]) -> torch.Tensor:
