@@ -86,13 +86,16 @@ def parse_config(published: dict[str, Any], generation: dict[str, Any], where: s
         raise UserError(
             f"{where}: {heads} attention heads cannot share {kv_heads} KV heads; fix num_key_value_heads."
         )
+    head_dim = reader.count("head_dim", hidden // heads)
+    if head_dim % 2:
+        raise UserError(f"{where}: head_dim has to be even for a rotary embedding, not {head_dim}.")
     rope_theta, scaling = _rope(reader)
     return ModelConfig(
         hidden=hidden,
         layers=reader.count("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=reader.count("head_dim", hidden // heads),
+        head_dim=head_dim,
         ffn=reader.count("intermediate_size"),
         vocab=reader.count("vocab_size"),
         context=_context(reader),
@@ -133,6 +136,16 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise UserError(f'{self.where}: "{key}" has to be a positive number, not {json.dumps(value)}.')
         return float(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Read a list of positive numbers."""
+        value = self.values.get(key)
+        items = value if isinstance(value, list) else []
+        if not items or not all(isinstance(item, int | float) and item > 0 for item in items):
+            raise UserError(
+                f'{self.where}: "{key}" has to be a list of positive numbers, not {json.dumps(value)}.'
+            )
+        return tuple(float(item) for item in items)
 
 
 def _architecture(published: dict[str, Any], where: str) -> Architecture:
@@ -175,7 +188,7 @@ def _rope(reader: _Reader) -> tuple[float, RopeScaling | None]:
     if kind == "linear":
         return theta, RopeScaling(kind, factor=values.number("factor", 1.0))
     if kind == "factors":
-        return theta, RopeScaling(kind, factors=tuple(float(value) for value in scaling["factors"]))
+        return theta, RopeScaling(kind, factors=values.numbers("factors"))
     if kind == "llama3":
         return theta, RopeScaling(
             kind,

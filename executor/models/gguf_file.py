@@ -28,8 +28,22 @@ _BROKEN = (
 )
 
 
+# The largest vocabularies have 2^18 tokens; the reader makes a Python object of each element of an array.
+_LONGEST_ARRAY = 1 << 22
+
+
 class _Reader(gguf.GGUFReader):
     """Refuse to read past the end of the file, where the package's reader loops over empty arrays."""
+
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[npt.NDArray[Any]], list[int], list[gguf.GGUFValueType]]:
+        if raw_type == gguf.GGUFValueType.ARRAY:
+            # An array is its element type (4 bytes), its length (8 bytes), its elements.
+            length = int(self._get(orig_offs + 4, np.uint64)[0])
+            if length > _LONGEST_ARRAY:
+                raise ValueError(f"it claims an array of {length} elements")
+        return super()._get_field_parts(orig_offs, raw_type)
 
     def _get(
         self,

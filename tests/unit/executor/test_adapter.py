@@ -9,19 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from fsm_spec.errors import UserError
 from fsm_spec.executor.adapter import load_adapter, random_adapter
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.models.random import random_weights, tiny_config
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.models.transformer import Transformer
-from safetensors.torch import save_file
 
 CONFIG = tiny_config()
 MODULES = {"q_proj": (64, 64), "v_proj": (32, 64), "down_proj": (64, 128), "up_proj": (128, 64)}
 
 
-def write_adapter(folder: Path, *, weights: dict[str, torch.Tensor] | None = None, **settings: Any) -> dict[str, torch.Tensor]:
+def write_adapter(
+    folder: Path, *, weights: dict[str, torch.Tensor] | None = None, **settings: object
+) -> dict[str, torch.Tensor]:
     """Write a PEFT adapter of rank 3 on four modules; returns its tensors."""
     generator = torch.Generator().manual_seed(5)
     tensors = {}
@@ -107,10 +110,13 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"base_model.model.lm_head.lora_A.weight": torch.zeros(1, 64)}, "lm_head.lora_A.weight\" is unknown"),
+        ({"base_model.model.lm_head.lora_A.weight": torch.zeros(1, 64)}, 'lm_head.lora_A.weight" is unknown'),
         ({Q.replace(".0.", ".7.") + ".lora_A.weight": torch.zeros(1, 64)}, "beyond the model's 2 layers"),
         ({Q + ".lora_A.weight": torch.zeros(1, 64)}, "only lora_A is there"),
-        ({Q + ".lora_A.weight": torch.zeros(1, 9), Q + ".lora_B.weight": torch.zeros(64, 1)}, r"shapes \[1, 9\]"),
+        (
+            {Q + ".lora_A.weight": torch.zeros(1, 9), Q + ".lora_B.weight": torch.zeros(64, 1)},
+            r"shapes \[1, 9\]",
+        ),
     ],
 )
 def test_wrong_weights_are_refused(tmp_path: Path, weights: dict[str, torch.Tensor], message: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fsm_spec.errors import PoolExhausted
 from fsm_spec.executor.cache import PageAllocator, PagedCache
 from fsm_spec.executor.models.random import tiny_config
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def test_cache_views_and_move() -> None:

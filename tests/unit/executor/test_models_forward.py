@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from fsm_spec.errors import UserError
 from fsm_spec.executor.cache import PageAllocator, PagedCache
 from fsm_spec.executor.models.config import ModelConfig, RopeScaling
@@ -222,8 +223,12 @@ def test_missing_and_misshapen_weights_get_a_sentence() -> None:
     """A wrong checkpoint names the weight."""
     config = tiny_config()
     weights = random_weights(config, 0)
-    with pytest.raises(UserError, match=r"o_proj.weight\" has shape \[1, 1\], config.json asks for \[64, 64\]"):
-        Transformer(config, weights | {"model.layers.1.self_attn.o_proj.weight": torch.zeros(1, 1)}, torch.float32)
+    with pytest.raises(
+        UserError, match=r"o_proj.weight\" has shape \[1, 1\], config.json asks for \[64, 64\]"
+    ):
+        Transformer(
+            config, weights | {"model.layers.1.self_attn.o_proj.weight": torch.zeros(1, 1)}, torch.float32
+        )
     del weights["model.norm.weight"]
     with pytest.raises(UserError, match=r'no weight "model.norm.weight"'):
         Transformer(config, weights, torch.float32)

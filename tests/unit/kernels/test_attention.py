@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from fsm_spec.kernels import attention
 from fsm_spec.kernels.adapter import add_low_rank
 from fsm_spec.kernels.attention import attend, plan_attention
@@ -28,7 +29,8 @@ def lay_out(
     """Place requests on slots; returns the plan's arguments, and what each row sees."""
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(SLOTS, generator=generator) if scatter else torch.arange(SLOTS)
-    starts, slots, contexts, masks, seen = [0], [], [], [], []
+    starts, slots, contexts, masks = [0], [], [], []
+    seen: list[list[int]] = []
     taken = 0
     for count, prefix in zip(rows, prefixes, strict=True):
         context = order[taken : taken + prefix]
@@ -55,7 +57,14 @@ def random_inputs(total: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("scatter", [False, True])
 @pytest.mark.parametrize(
     ("rows", "prefixes"),
-    [([1], [9]), ([3], [0]), ([2, 2], [5, 1]), ([1, 3, 1], [4, 0, 7]), ([2, 0, 2], [3, 1, 3]), ([5, 5], [6, 6])],
+    [
+        ([1], [9]),
+        ([3], [0]),
+        ([2, 2], [5, 1]),
+        ([1, 3, 1], [4, 0, 7]),
+        ([2, 0, 2], [3, 1, 3]),
+        ([5, 5], [6, 6]),
+    ],
 )
 def test_attention_equals_dense_reading(rows: list[int], prefixes: list[int], *, scatter: bool) -> None:
     """A wrong group, padding, page order or head order would show in some row."""
@@ -95,7 +104,9 @@ def test_row_that_sees_nothing_stays_finite() -> None:
 
 def test_no_rows_give_no_output() -> None:
     """A launch whose requests are all out of rows is legal."""
-    groups = plan_attention([0, 0], torch.arange(0), [torch.arange(3)], [torch.ones(0, 0).bool()], 2, torch.float64)
+    groups = plan_attention(
+        [0, 0], torch.arange(0), [torch.arange(3)], [torch.ones(0, 0).bool()], 2, torch.float64
+    )
     query, cache = random_inputs(0)
     assert attend(query, cache, groups).shape == (0, HEADS * HEAD_DIM)
 
@@ -103,7 +114,9 @@ def test_no_rows_give_no_output() -> None:
 def test_mask_of_another_size_is_refused() -> None:
     """A mask of another block would silently hide or show the wrong rows."""
     with pytest.raises(ValueError, match="mask 0 has shape"):
-        plan_attention([0, 2], torch.arange(2), [torch.arange(0)], [torch.ones(1, 1).bool()], 2, torch.float64)
+        plan_attention(
+            [0, 2], torch.arange(2), [torch.arange(0)], [torch.ones(1, 1).bool()], 2, torch.float64
+        )
 
 
 def test_update_touches_gated_rows_only() -> None:
