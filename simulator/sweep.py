@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAVY
+from rich.box import HORIZONTALS
 from rich.table import Table
 
 from fsm_spec.compile import compile_table
@@ -65,7 +65,13 @@ def compare(specs: Sequence[str], arrivals: Sequence[str], base: Mapping[str, An
 def sweep_table(scenarios: Sequence[Reported]) -> Table:
     """Return one line a run of closed loops: throughput of all and of one user, latencies, acceptance, KV."""
     # Nine columns fit a terminal of 80 characters without lines between them.
-    table = Table(title="  ".join(_shared(scenarios)), title_justify="left", box=SIMPLE_HEAVY, pad_edge=False)
+    table = Table(
+        title="  ".join(_shared(scenarios)),
+        title_justify="left",
+        box=HORIZONTALS,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for column in ("spec", "users", "tok/s", "a user", "TTFT", "TPOT", "accepted", "forward", "KV"):
         table.add_column(column, justify="left" if column == "spec" else "right", no_wrap=True)
     before = ""
