@@ -44,14 +44,14 @@ def rules(scope: Scope) -> Iterator[Violation]:
         yield from _event_of(scope, transition, path)
         if len(known) < len(sources_of(transition)):
             scope.doubt |= mentions(transition)  # what it reads is known only with its states
-        for state in known:
-            yield from _effects(scope, transition, state, path)
+        for forward in dict.fromkeys(forward_of(spec, state) or "" for state in known):
+            yield from _effects(scope, transition, forward, path)
 
 
 def _event_of(scope: Scope, transition: Transition, path: Path) -> Iterator[Violation]:
     spec = scope.spec
     if transition.on is None:
-        if not (spec.forwards or scope.hurt(path) or scope.hurt(())):
+        if not (spec.forwards or scope.hurt(path) or scope.hurt(()) or scope.hurt(("forwards",))):
             yield path, 'no forward completes here, so the transition names its event; add the key "on"'
     elif spec.forwards:
         yield (*path, "on"), "the event is the completion of the state's forward; remove the key on"
@@ -61,11 +61,12 @@ def _event_of(scope: Scope, transition: Transition, path: Path) -> Iterator[Viol
         scope.used.add(("events", transition.on))
 
 
-def _effects(scope: Scope, transition: Transition, state: str, path: Path) -> Iterator[Violation]:
-    """Check guard, keep, emit and set as one source state sees them."""
-    forward = forward_of(scope.spec, state) or ""
-    if not forward and scope.spec.forwards:
-        return  # the state's own finding says why its results are not known
+def _effects(scope: Scope, transition: Transition, forward: str, path: Path) -> Iterator[Violation]:
+    """Check guard, keep, emit and set as source states with one forward see them (abstract models have none)."""
+    if scope.hurt(("forwards", forward, "ops")) or (scope.spec.forwards and not forward):
+        scope.doubt |= mentions(transition)  # another finding says why its results are not known
+    if scope.spec.forwards and not forward:
+        return
     results = scope.results.get(forward, {})
     event = scope.spec.events.get(transition.on or "")
     args = dict.fromkeys(event.args, ("args", transition.on or "")) if event is not None else {}

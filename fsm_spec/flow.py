@@ -18,7 +18,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
     yield from _closed(scope)
     reached = _reached(scope)
     for name in scope.spec.states:
-        if name not in reached and name not in scope.doubt:
+        if name not in reached | scope.doubt and not scope.hurt(("transitions",)):
             yield (
                 ("states", name),
                 f"the state {name} is never entered; write a transition to it, or remove it",

@@ -76,20 +76,21 @@ def _finding(read: Source, path: Path, message: str, place: Position | None = No
 
 def _judge(spec: Spec, draft: Draft, *, compiled: bool) -> list[Finding]:
     """Apply the rules, then compile for the default and the checker's parameters if nothing is wrong so far."""
-    read = draft.source
     found = [
         (draft.original(path), message) for path, message in rules.violations(spec, draft.doubt, draft.hurt)
     ]
     if compiled and not found:
-        found = list(dict.fromkeys(_compiled(spec, check=False) + _compiled(spec, check=True)))
-    return [_finding(read, path, message) for path, message in found]
+        # One finding a place: the checker's small values mostly repeat what the defaults have shown.
+        places = {path: message for check in (True, False) for path, message in _compiled(spec, check=check)}
+        found = list(places.items())
+    return [_finding(draft.source, path, message) for path, message in found]
 
 
 def _compiled(spec: Spec, *, check: bool) -> list[tuple[Path, str]]:
     try:
         compile_table(spec, check=check)
     except CompileError as error:
-        return error.faults
+        return error.faults[::-1]
     return []
 
 

@@ -168,7 +168,9 @@ class Draft:
         self._report(path, f"unknown key {quoted(key)}{nearest(key, keys)}", self.source.keys[path])
         present = {self.renamed.get((*holder, name), name) for name in self.at(holder)}
         match = closest(key, [name for name in keys if name not in present])
-        if match is None or self.at(path) is None:  # a key without a value is no misspelt key but a lost colon
+        if (
+            match is None or self.at(path) is None
+        ):  # a key without a value is no misspelt key but a lost colon
             self._drop(path)
         else:
             self.renamed[path] = match

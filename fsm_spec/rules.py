@@ -313,7 +313,7 @@ def _runs(scope: Scope, name: str, state: State, path: Path) -> Iterator[Violati
         scope.used.add(("forwards", state.forward))
         if state.forward not in forwards:
             yield from scope.unknown(state.forward, "the forward", forwards, (*path, "forward"))
-    elif scope.hurt(path) or scope.hurt(()):
+    elif scope.hurt(path) or scope.hurt(()) or scope.hurt(("forwards",)):
         scope.doubt.update(forwards)
     elif forwards:
         yield path, f"the state {name} runs no forward; name one of {', '.join(islice(forwards, 12))}"

@@ -28,6 +28,8 @@ RESERVED: Final = frozenset(
     {"state", *BUILT_IN_COLUMNS, "stop", PENDING, "mask", "noise", "text", "vocab"}
     | {"and", "or", "not", "true", "false", "min", "max", "ceil"}
 )
+# Values that one load may try out, in all, to decide what intervals leave open; it keeps absurd guards quick.
+MOST_WALKED: Final = 20_000
 _KINDS: Final = {"token": "tokens", "law": "laws", "count": "a count"}
 LIFE_CYCLE_STATES: Final = ("wait", "prefill", "end")
 # A state's completion is an event of its name, so no state may be called like an event of the life cycle.
@@ -62,6 +64,9 @@ class Scope:
         }
         if spec.contract is not None:
             self.carries[PENDING] = Value("token", Const(1))
+        elif spec.forwards:
+            self.doubt.add(PENDING)  # the missing contract has a finding of its own
+        self.walks = MOST_WALKED
         # A spec that claims nothing about its tokens may emit what no verifier saw.
         self.claims = spec.lossless is not None and spec.lossless.claim != "no"
         self.results = {name: self._results(name) for name in spec.forwards}

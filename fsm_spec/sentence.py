@@ -43,7 +43,7 @@ def sentence(error: dict[str, Any], path: Path, source: Source) -> tuple[str, Po
     if kind in ("greater_than_equal", "less_than_equal"):
         return f"{value} is out of range; {ctx.get('ge', ctx.get('le'))} is the bound", None
     if kind in ("too_long", "too_short"):
-        bound = f"{ctx['max_length']} at most" if kind == "too_long" else f"at least {ctx['min_length']}"
+        bound = f"at most {ctx['max_length']}" if kind == "too_long" else f"at least {ctx['min_length']}"
         return f"expected {bound} items, found {len(value)}", None
     if kind == "union_tag_not_found":
         missing = isinstance(value, dict) and "op" not in value

@@ -7,6 +7,7 @@ count. These rules follow tokens over the whole spec, so they are asked only whe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from fsm_spec import expression
@@ -14,7 +15,7 @@ from fsm_spec.domain import assignments, column_bounds
 from fsm_spec.expression import Const, Expr, Name, evaluate, substitute, to_text
 from fsm_spec.fates import judge
 from fsm_spec.findings import Path, quoted
-from fsm_spec.linear import simplify
+from fsm_spec.linear import difference, simplify
 from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.scope import PENDING, Scope, Violation, forward_of, listed, segment_of, sources_of
 from fsm_spec.spec import Accept, Forward, Sample, Transition
@@ -39,8 +40,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
     for index, transition in enumerate(scope.spec.transitions):
         path: Path = ("transitions", index)
         yield from _pending(scope, transition, path)
-        for state in sources_of(transition):
-            forward_name = forward_of(scope.spec, state)
+        for forward_name in dict.fromkeys(forward_of(scope.spec, state) for state in sources_of(transition)):
             if forward_name is not None:
                 yield from _emitted(scope, transition, forward_name, path, final)
                 yield from _accepted(scope, transition, forward_name, path)
@@ -165,6 +165,8 @@ def _excess(
     scope: Scope, value: Expr, most: Expr, walk: tuple[Expr, Expr, str], params: dict[str, int]
 ) -> tuple[int, int, dict[str, int]] | None:
     guard, rows, count = walk
+    if difference(value, most) == Const(0):
+        return None  # the usual case: exactly what is verified
     maxima = {
         name: min(max(0, evaluate(column.max, params)), _WALKED_BOUND)
         for name, column in scope.spec.columns.items()
@@ -176,7 +178,8 @@ def _excess(
     if not read <= {*bounds, count}:
         return None  # other counts decide too; the table looks at each of them
     arg = ArgPlan(count, Const(0), simplify(expression.subtract(rows, Const(1))))
-    for values in assignments([value, most, guard], bounds, [arg]):
+    for values in islice(assignments([value, most, guard], bounds, [arg]), scope.walks):
+        scope.walks -= 1
         found, allowed = evaluate(value, values), evaluate(most, values)
         if found > allowed and evaluate(guard, values):
             return found, allowed, {**params, **values}
