@@ -111,6 +111,7 @@ def test_rotary_keys(keys: dict[str, Any], expected: tuple[float, RopeScaling | 
         ({"rope_scaling": {"rope_type": "factors"}}, '"factors" has to be a list of positive numbers'),
         ({"partial_rotary_factor": 0.5}, "partial rotary embedding is not supported"),
         ({"head_dim": 15}, "head_dim has to be even"),
+        ({"hidden_act": "gelu"}, "only SwiGLU feed-forward layers"),
     ],
 )
 def test_faults_name_file_and_key(changes: dict[str, Any], message: str) -> None:
