@@ -1,0 +1,197 @@
+"""The simulator takes the steps that the executor took: same transitions, columns and pages for the same results."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import pytest
+
+from fsm_spec.compile import compile_table
+from fsm_spec.errors import TraceDivergence, UserError
+from fsm_spec.executor.generate import Options, Session, pool_for, trace_header
+from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.expression import Const, subtract
+from fsm_spec.load import load, shipped
+from fsm_spec.policy import Policy, Pool
+from fsm_spec.replay import replay_records
+from fsm_spec.simulator.acceptance import parse_accept
+from fsm_spec.simulator.backend import Laws
+from fsm_spec.simulator.cost import CostModel
+from fsm_spec.simulator.hardware import load_hardware
+from fsm_spec.simulator.lookup import Lookup
+from fsm_spec.simulator.model import load_model
+from fsm_spec.simulator.scripted import rerun
+from fsm_spec.simulator.simulation import Simulation
+from fsm_spec.simulator.workload import Workload, parse_arrivals, parse_lengths
+from fsm_spec.table import NO_STOP, Table
+from fsm_spec.trace import TraceWriter, header
+
+TOKENS, VOCABULARY = 16, 64
+Records = list[dict[str, Any]]
+
+
+class Outputs(Protocol):
+    """Say what these tests use of a run's outputs."""
+
+    records: Records
+    preemptions: int
+
+
+class Executor(Protocol):
+    """Say what these tests use of the fixture `executor`."""
+
+    model: Transformer
+
+    def run(
+        self,
+        table: Table,
+        prompts: Sequence[Sequence[int]],
+        options: Options,
+        *,
+        pool: Pool | None = None,
+        policy: Policy | None = None,
+    ) -> Outputs:
+        """Run prompts together; give their outputs and the trace."""
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Return prompts that repeat themselves, so that lookups find something."""
+    source = random.Random(1)
+    return [[source.randrange(1, VOCABULARY - 1) for _ in range(3 + 2 * index)] * 2 for index in range(4)]
+
+
+def tight(table: Table, prompts: list[list[int]]) -> Pool:
+    """Return a pool that carries the longest request, and little more."""
+    longest = pool_for(table, max(map(len, prompts)), TOKENS, 4)
+    return Pool(longest.pages + 6, 4)
+
+
+@pytest.mark.parametrize("admit", ["reserve", "holdback", "preempt"])
+@pytest.mark.parametrize("spec", sorted(shipped()))
+def test_simulator_takes_the_executors_steps(
+    spec: str,
+    admit: str,
+    executor: Executor,
+    table_of: Callable[..., Table],
+    prompts: list[list[int]],
+) -> None:
+    """A difference in page counts, cuts or preemption between the two sides shows at its first record."""
+    table = table_of(spec)
+    policy = Policy(policy=admit, admit=admit)  # type: ignore[arg-type]
+    outputs = executor.run(table, prompts, Options(TOKENS), pool=tight(table, prompts), policy=policy)
+    again = rerun(outputs.records)
+    assert {**outputs.records[0], "source": "simulator"} == again[0]
+    assert outputs.records[1:] == again[1:]
+    assert (admit == "reserve") == (outputs.preemptions == 0)
+
+
+def test_stop_tokens_stop_strings_and_aborts_come_along(
+    executor: Executor, table_of: Callable[..., Table]
+) -> None:
+    """Ends that the host decides are part of the trace, in their place."""
+    table, pool, policy = table_of("uno_linear"), Pool(64, 4), Policy()
+    records: Records = []
+    text = load("uno_linear").text
+    session = Session(
+        table,
+        executor.model,
+        pool=pool,
+        policy=policy,
+        trace=TraceWriter(records, trace_header(table, policy, pool, text)),
+    )
+    stops = tuple(range(0, VOCABULARY, 11))
+    numbers = [session.add([1, 2, 3 + index], Options(TOKENS, stop_ids=stops)) for index in range(5)]
+    session.iterate()
+    session.abort(numbers[4])
+    session.iterate()
+    live: list[int] = session.engine.requests[session.engine.live].tolist()
+    session.engine.halt(live[-1], 1)
+    while session.has_work:
+        session.iterate()
+    assert {"abort", "halt"} <= {record.get("event") for record in records}
+    assert any(record.get("args", {}).get("stop", NO_STOP) < NO_STOP for record in records)
+    assert records[1:] == rerun(records)[1:]
+
+
+@pytest.fixture(scope="module")
+def recorded(executor: Executor, prompts: list[list[int]]) -> Records:
+    """Return a trace of the executor."""
+    loaded = load("uno_linear")
+    outputs = executor.run(compile_table(loaded.spec, {}, line_of=loaded.line_of), prompts[:2], Options(8))
+    return outputs.records
+
+
+def test_another_result_gives_another_run(recorded: Records) -> None:
+    """The comparison can fail: a changed operator result changes what follows, and is no longer this trace."""
+    changed = copy.deepcopy(recorded)
+    step = next(record for record in changed if "a" in record.get("args", {}) and record["args"]["a"] < 3)
+    step["args"]["a"] += 1
+    try:
+        assert changed[1:] != rerun(changed)[1:]
+    except (TraceDivergence, AssertionError):
+        return  # the longer run asked for other steps than the trace has
+
+
+def test_a_plan_that_names_a_stranger_is_told(recorded: Records) -> None:
+    """A plan for requests that do not live is no plan of this run."""
+    changed = copy.deepcopy(recorded)
+    next(record for record in changed if record.get("plan", {}).get("run"))["plan"]["run"] = [77]
+    with pytest.raises(TraceDivergence, match="77"):
+        rerun(changed)
+
+
+def test_a_missing_and_a_foreign_step_are_told(recorded: Records) -> None:
+    """Steps that are left out, or that nobody takes, are found where they stand."""
+    index = next(i for i, record in enumerate(recorded) if record.get("event") == "verify")
+    with pytest.raises(TraceDivergence):
+        rerun(recorded[:index] + recorded[index + 1 :])
+    with pytest.raises(TraceDivergence, match="does not take"):
+        rerun([*recorded, recorded[index]])
+    with pytest.raises(UserError, match="no trace header"):
+        rerun(recorded[1:])
+
+
+def simulated(table: Table, text: str, pool: Pool) -> Records:
+    """Return the trace of a small simulation."""
+    records: Records = []
+    policy = Policy(policy="preempt", admit="preempt")
+    lengths = parse_lengths("uniform:5:20", "--input"), parse_lengths("uniform:1:20", "--output")
+    workload = Workload(parse_arrivals("poisson:200"), *lengths, requests=12, seed=3)
+    laws = Laws(parse_accept("geometric:0.7", 3), Lookup(0.6, 3))
+    cost = CostModel(load_model("smollm2-135m"), load_hardware("h100"))
+    trace = TraceWriter(records, header(table, policy, pool, text, "simulator"))
+    Simulation(table, policy, pool, cost, workload.generate(), laws, trace=trace).run()
+    return records
+
+
+@pytest.mark.parametrize("spec", sorted(shipped()))
+def test_simulators_own_trace_replays_and_reruns(spec: str, table_of: Callable[..., Table]) -> None:
+    """The simulator writes traces that the table allows and that lead to themselves."""
+    table = table_of(spec)
+    pool = Pool(pool_for(table, 20, 20, 4).pages + 3, 4)
+    records = simulated(table, load(spec).text, pool)
+    replayed = replay_records(enumerate(records, start=1))
+    assert 12 == replayed.requests == replayed.ended
+    assert any(record.get("event") == "preempt" for record in records)
+    assert records == rerun(records)
+
+
+def test_a_changed_row_changes_the_simulators_trace(table_of: Callable[..., Table]) -> None:
+    """There is one table: keep one less or emit one less in a row, and the simulator does so, with no other edit."""
+    table, text = table_of("uno_linear"), load("uno_linear").text
+    pool = Pool(256, 4)
+    plain = simulated(table, text, pool)
+    row = next(row for row in table.rows if row.event == "verify")
+    fewer = table.with_row(row.index, emit=row.emit[:-1], keep=subtract(row.keep, Const(1)))
+    changed = simulated(fewer, text, pool)
+    emitted = [
+        [r["columns"]["emitted"] for r in records if r.get("event") == "verify"]
+        for records in (plain, changed)
+    ]
+    assert emitted[0] != emitted[1]
+    with pytest.raises(TraceDivergence):
+        replay_records(enumerate([plain[0], *changed[1:]], start=1))
