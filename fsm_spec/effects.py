@@ -70,7 +70,7 @@ def _effects(scope: Scope, transition: Transition, forward: str, path: Path) -> 
     results = scope.results.get(forward, {})
     event = scope.spec.events.get(transition.on or "")
     args = dict.fromkeys(event.args, ("args", transition.on or "")) if event is not None else {}
-    place = scope.place(results=results, forward=forward, **args)
+    place = scope.place(results=results, forward=forward, more=args)
     yield from scope.numbers(transition.when, (*path, "when"), place)
     yield from scope.numbers(transition.keep, (*path, "keep"), place)
     values = {**scope.carries, **results}

@@ -67,7 +67,7 @@ def _reached(scope: Scope) -> set[str]:
 
 
 def written(scope: Scope) -> Iterator[Violation]:
-    """A carry that a state reads is set on every way from the start to it; a restart clears all but pending.
+    """Hold every carry to be set on each way from the start to where it is read; a restart clears all but pending.
 
     Asked only where every name in the spec is known.
     """

@@ -80,7 +80,7 @@ class Draft:
         place = self.original(path)
         return any(gone[:-1] == place for gone in self.dropped)
 
-    def at(self, path: Path) -> Any:  # noqa: ANN401 - plain data of any kind
+    def at(self, path: Path) -> Any:
         """Give the file's value at a path of the file; None where there is none."""
         value: Any = self.source.data
         for part in path:
@@ -89,7 +89,7 @@ class Draft:
             value = value[part]
         return value
 
-    def _view(self, value: Any, path: Path) -> Any:  # noqa: ANN401 - plain data of any kind
+    def _view(self, value: Any, path: Path) -> Any:
         """Give the data without what is dropped, renamed and replaced."""
         if path in self.replaced:
             return self.replaced[path]

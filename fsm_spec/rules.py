@@ -1,35 +1,29 @@
-"""Rules over a whole spec that hold for all parameters: names, scopes, types, and closed states.
+"""Rules over a whole spec that hold for all parameters: names, declarations, states, events and properties.
 
-Each rule yields `(path, sentence)`. Transitions are judged in `effects.py`, rows in `fates.py`, tokens in
-`verified.py`, what is missing or never read in `flow.py`; guards, bounds and contracts need concrete parameters and are decided by `compile.py`.
+Each rule yields `(path, sentence)`. Segments and operators are judged in `rows.py`, their fates in `fates.py`,
+transitions in `effects.py`, tokens in `verified.py`, and what is missing or never read in `flow.py`. Guards, bounds
+and contracts need concrete parameters; `compile.py` decides them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
 
-from fsm_spec import effects, expression, fates, flow, verified
-from fsm_spec.expression import Expr, ExpressionError, evaluate, to_text
+from fsm_spec import effects, expression, fates, flow, rows, verified
+from fsm_spec.expression import Expr, evaluate, to_text
 from fsm_spec.findings import MAX_FINDINGS, Path, nearest, quoted
-from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.scope import (
     BUILT_IN_COLUMNS,
     LIFE_CYCLE_EVENTS,
     LIFE_CYCLE_STATES,
     RESERVED,
-    Place,
     Scope,
-    Value,
     Violation,
-    forward_of,
     listed,
-    segment_of,
     shown,
-    sources_of,
 )
-from fsm_spec.spec import Accept, Forward, Lookup, Operation, Segment, Spec, State
+from fsm_spec.spec import Forward, Spec, State
 
 
 def violations(
@@ -46,7 +40,7 @@ def violations(
 def _all(scope: Scope) -> Iterator[Violation]:
     yield from _chained(scope, _names, _params, _columns, _carries, _check)
     sound = True
-    for violation in _chained(scope, _forwards, _states, _events, effects.rules, fates.rules):
+    for violation in _chained(scope, rows.rules, _states, _events, effects.rules, fates.rules):
         sound = False
         yield violation
     # Whether a token is final depends on every part on its way, so these rules wait until the parts are in order.
@@ -149,7 +143,7 @@ def _required(scope: Scope, condition: Expr, path: Path) -> Iterator[Violation]:
 
 
 def _columns(scope: Scope) -> Iterator[Violation]:
-    """A column's init reads columns above it; its max is fixed by the parameters."""
+    """Hold a column's init to columns above it, and its max to parameters."""
     whole, params = scope.place(), scope.place(columns=False)
     above = set(BUILT_IN_COLUMNS)
     for name, column in scope.spec.columns.items():
@@ -184,102 +178,6 @@ def _carries(scope: Scope) -> Iterator[Violation]:
             yield path, f"a carry of type {carry.type} has the shape {wanted}"
 
 
-# Forwards -----------------------------------------------------------------------------------------------------
-
-
-def _forwards(scope: Scope) -> Iterator[Violation]:
-    spec = scope.spec
-    for name, forward in spec.forwards.items():
-        path: Path = ("forwards", name)
-        emptied = scope.hurt((*path, "rows")) or scope.hurt((*path, "ops")) or scope.hurt(path)
-        if not forward.rows and not forward.ops and not emptied:
-            yield path, f"the forward {name} has neither rows nor operators; remove it"
-        for index, segment in enumerate(forward.rows):
-            yield from _segment(scope, segment, (*path, "rows", index))
-        for index, op in enumerate(forward.ops):
-            yield from _operator(scope, name, index, op, (*path, "ops", index))
-    if spec.forwards:
-        for key, why in (
-            ("contract", "what holds where a round starts"),
-            ("lossless", "what the spec claims about its tokens"),
-        ):
-            if getattr(spec, key) is None and not scope.hurt(()):
-                yield ("forwards",), f'a spec with forwards says {why}; add the key "{key}"'
-        if spec.events:
-            yield ("events",), "events belong to abstract models; the completion of a forward is not declared"
-
-
-def _segment(scope: Scope, segment: Segment, path: Path) -> Iterator[Violation]:
-    place = scope.place()
-    for key in ("count", "at", "slot"):
-        value = getattr(segment, key)
-        if value is not None:
-            yield from scope.numbers(value, (*path, key), place)
-    source = segment.source
-    if source.name in ("mask", "noise"):
-        if source != Piece(source.name):
-            yield (*path, "source"), f"{source.name} is one token on every row and takes no slice"
-        return
-    if source.name == "text":
-        yield (
-            (*path, "source"),
-            "the text of the prompt is fed by prefill, which is built in; name a carry, mask or noise",
-        )
-        return
-    sources = {**scope.carries, **dict.fromkeys(("mask", "noise"), Value("token"))}
-    yield from scope.piece(source, (*path, "source"), sources, "", place, "token")
-    whole = scope.carries[source.name].length if source.name in scope.carries else None
-    if whole is not None:
-        yield from _rows_fit(scope, segment, source.length(whole), path)
-
-
-def _rows_fit(scope: Scope, segment: Segment, length: Expr, path: Path) -> Iterator[Violation]:
-    off = scope.off_by(segment.count, length)
-    if off is not None and off[0] > 0:
-        yield (
-            (*path, "count"),
-            f"{to_text(segment.count)} rows of {segment.name} read {to_text(length)} tokens of {segment.source}: {off[0]} too many{off[1]}",
-        )
-
-
-def _operator(scope: Scope, forward: str, index: int, op: Operation, path: Path) -> Iterator[Violation]:
-    place = scope.place()
-    if isinstance(op, Lookup):
-        for key in ("size", "min", "max"):
-            yield from scope.numbers(getattr(op, key), (*path, key), scope.place(columns=False))
-        return
-    plan = scope.spec.forwards[forward]
-    for position, name in enumerate(listed(op.rows)):
-        inside = (*path, "rows", position) if isinstance(op.rows, list) else (*path, "rows")
-        segment = segment_of(plan, name)
-        if segment is None:
-            yield from scope.unknown(name, "the segment", [known.name for known in plan.rows], inside)
-        elif segment.logits == "none" and not scope.hurt(
-            ("forwards", forward, "rows", plan.rows.index(segment))
-        ):
-            yield inside, f"the rows of {name} give no logits; write logits: shifted (or own) on them"
-        scope.used.add(("rows", forward, name))
-    if isinstance(op, Accept):
-        yield from _accept(scope, forward, op, path, place)
-
-
-def _accept(scope: Scope, forward: str, op: Accept, path: Path, place: Place) -> Iterator[Violation]:
-    yield from scope.piece(op.drafts, (*path, "drafts"), scope.carries, "", place, "token")
-    if op.q is not None:
-        yield from scope.piece(Piece(op.q), (*path, "q"), scope.carries, "", place, "law")
-        if op.rule != "rejection":
-            yield (*path, "q"), f"the rule {op.rule} reads no law of the drafts; remove q, or use rejection"
-    rows = scope.row_count(forward, op.rows)
-    whole = scope.carries[op.drafts.name].length if op.drafts.name in scope.carries else None
-    if rows is None or whole is None:
-        return
-    wanted = expression.add(op.drafts.length(whole), expression.Const(1))
-    off = scope.off_by(rows, wanted)
-    if off is not None:
-        needed = f"one row more than drafts is needed, {to_text(wanted)}{off[1]}"
-        yield (*path, "rows"), f"{to_text(rows)} rows judge {op.drafts}; {needed}"
-
-
 # States and transitions ---------------------------------------------------------------------------------------
 
 
@@ -307,7 +205,7 @@ def _states(scope: Scope) -> Iterator[Violation]:
 
 
 def _runs(scope: Scope, name: str, state: State, path: Path) -> Iterator[Violation]:
-    """A state runs a forward; in an abstract model it says what it holds instead."""
+    """Hold a state to a forward that it runs, or in an abstract model to what it holds."""
     forwards = scope.spec.forwards
     if state.forward is not None:
         scope.used.add(("forwards", state.forward))
@@ -338,7 +236,7 @@ def _check(scope: Scope) -> Iterator[Violation]:
     """Properties read columns, parameters and `state`, which compares with names of states."""
     spec = scope.spec
     states = dict.fromkeys([*spec.states, *LIFE_CYCLE_STATES, "state"], ("states",))
-    place = scope.place(**states)
+    place = scope.place(more=states)
     for group in ("always", "sometimes"):
         for text, condition in getattr(spec.check, group).items():
             yield from scope.numbers(condition, ("check", group, text), place)

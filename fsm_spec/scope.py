@@ -144,13 +144,13 @@ class Scope:
         columns: bool = True,
         results: Mapping[str, Value] | None = None,
         forward: str = "",
-        **more: tuple[str, ...],
+        more: Mapping[str, tuple[str, ...]] | None = None,
     ) -> Place:
         """Describe a place where numbers are read: parameters always, columns and counts as given."""
         counts = {
             name: ("results", forward) for name, value in (results or {}).items() if value.kind == "count"
         }
-        numbers = {**more, **counts, **dict.fromkeys(self.columns if columns else (), ("columns",))}
+        numbers = {**(more or {}), **counts, **dict.fromkeys(self.columns if columns else (), ("columns",))}
         others = dict.fromkeys(self.carries, "a carry") | dict.fromkeys(
             ("mask", "noise", "text", "vocab"), "no number"
         )

@@ -149,7 +149,7 @@ class _Composer:
             self._fatal(
                 root.line, root.column, "a spec is a mapping of keys such as spec, forwards and states"
             )
-        places = {(): (root.line, root.column)}
+        places: dict[Path, Position] = {(): (root.line, root.column)}
         source = Source(self.file, self.text, {}, places, {}, {}, self.findings, self.broken, self.dropped)
         source.data.update(_expand(root, (), source))
         return source

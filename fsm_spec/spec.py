@@ -49,14 +49,14 @@ def _parse_piece(value: Any) -> Piece:
     if isinstance(value, Piece):
         return value
     if not isinstance(value, str):
-        raise ValueError(f"expected a piece such as next or 'drafts[:a]', found {_describe(value)}")
+        raise ValueError(f"expected a piece such as next or 'drafts[:a]', found {_describe(value)}")  # noqa: TRY004 - pydantic catches ValueError
     return parse_piece(value)
 
 
 def _parse_assignment(value: Any) -> Any:
     """Keep the text: whether a name is a column or a carry is known only with the whole spec."""
     if isinstance(value, bool) or not isinstance(value, (str, int, list)):
-        raise ValueError(f"expected an expression, a piece or a list of pieces, found {_describe(value)}")
+        raise ValueError(f"expected an expression, a piece or a list of pieces, found {_describe(value)}")  # noqa: TRY004 - pydantic catches ValueError
     return value
 
 
@@ -185,7 +185,8 @@ class Accept(Node):
 
     op: Literal["accept"] = Field(description="judge drafts from left to right")
     rule: Literal["greedy", "match", "rejection"] = Field(
-        description="greedy: equals the argmax; match: equals the target's own sample; rejection: min(1, p/q) with the residual"
+        description="greedy: equals the argmax; match: equals the target's own sample; "
+        "rejection: min(1, p/q) with the residual"
     )
     drafts: PieceText = Field(description="the drafts judged")
     q: NameText | None = Field(

@@ -94,7 +94,7 @@ def pieces(value: object) -> list[Piece]:
 
 
 def _pending(scope: Scope, transition: Transition, path: Path) -> Iterator[Violation]:
-    """A transition that emits says which token is pending then; under the contract pending it is the newest."""
+    """Hold a transition that emits to set pending: under the contract pending, to the newest token."""
     if scope.spec.contract is None or not transition.emit:
         return
     last = transition.emit[-1]
