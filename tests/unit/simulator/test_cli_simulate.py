@@ -1,0 +1,252 @@
+"""The command `fsm-spec simulate`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from fsm_spec.cli import application
+from fsm_spec.replay import replay
+
+BASE = ["--model", "smollm2-135m", "--hardware", "H100"]
+SMALL = [*BASE, "--arrivals", "poisson:50", "--input", "16", "--output", "8", "--requests", "12"]
+UNO = ["simulate", "uno_linear", *SMALL, "--accept", "0.8,0.7,0.6", "--seed", "1"]
+
+
+@cache
+def app() -> typer.Typer:
+    """Build the application once."""
+    return application()
+
+
+def run(*arguments: str) -> Result:
+    """Run the command line in this process."""
+    return CliRunner().invoke(app(), arguments)
+
+
+def value(*arguments: str) -> Any:  # noqa: ANN401 - JSON
+    """Run with `--json` and read the one value."""
+    result = run(*arguments, "--json")
+    assert 0 == result.exit_code, result.output
+    return json.loads(result.stdout)
+
+
+def refusal(*arguments: str) -> str:
+    """Run what must be refused, and give the sentence."""
+    result = run(*arguments)
+    assert 2 == result.exit_code, result.output
+    assert "Traceback" not in result.output
+    return result.stderr
+
+
+def without_run(document: dict[str, Any]) -> str:
+    """Write a result without what may vary."""
+    return json.dumps({key: part for key, part in document.items() if key != "run"})
+
+
+def test_json_holds_what_checks_rely_on() -> None:
+    """Keys, and what may vary between two runs, stand where they were promised."""
+    document = value(*UNO)
+    promised = {
+        "requests",
+        "rounds",
+        "tpot_ms",
+        "ttft_ms",
+        "throughput_tok_s",
+        "acceptance_length",
+        "preemptions",
+        "kv",
+    }
+    assert promised <= set(document)
+    assert {"loop_seconds", "peak_rss_mb"} <= set(document["run"])
+    assert 12 == document["finished"]
+    assert "/" not in without_run({**document, "over_time": {}})
+    assert len(document["over_time"]["end_s"]) == len(document["over_time"]["committed"])
+
+
+def test_same_seed_same_bytes() -> None:
+    """Two runs of one seed differ under `run` alone; another seed gives another run."""
+    first, again, other = value(*UNO), value(*UNO), value(*UNO[:-1], "2")
+    assert without_run(first) == without_run(again)
+    assert first["ttft_ms"] != other["ttft_ms"]
+
+
+def test_every_option_changes_the_result() -> None:
+    """No option is accepted and ignored."""
+    # Long prompts, so that KV costs time, and one page too few for two requests to reserve their longest case.
+    starved = [
+        "simulate",
+        "uno_linear",
+        "--model",
+        "llama-3.1-8b",
+        "--hardware",
+        "h100",
+        "--arrivals",
+        "poisson:900",
+    ]
+    starved += ["--input", "2000", "--output", "8", "--requests", "5", "--pages", "251", "--page-size", "16"]
+    starved += ["--accept", "0.8,0.7,0.6"]
+    plain = value(*starved)
+    options = [
+        ["--set", "b=4"],
+        ["--dtype", "fp8"],
+        ["--kv-dtype", "fp8"],
+        ["--tp", "2"],
+        ["--adapter-rank", "4096"],
+        ["--policy", "reserve"],
+        ["--max-running", "1"],
+        ["--pages", "300"],
+        ["--page-size", "20"],
+        ["--input", "1999"],
+        ["--output", "uniform:7:8"],
+        ["--requests", "4"],
+        ["--accept", "0.1,0.1,0.1"],
+        ["--arrivals", "constant:900"],
+        ["--hardware", "a100"],
+        ["--model", "qwen3-8b"],
+        ["--seed", "9"],
+    ]
+    measured = ("ttft_ms", "tpot_ms", "kv", "preemptions", "finished")
+    # b=4 is the default, so it shows that the comparison can fail.
+    same = [
+        option
+        for option in options
+        if [plain[key] for key in measured] == [value(*starved, *option)[key] for key in measured]
+    ]
+    assert [["--set", "b=4"]] == same
+    assert plain["kv"] != value(*starved, "--set", "b=5", "--accept", "0.8,0.7,0.6,0.5")["kv"]
+
+
+def test_tables_and_files(tmp_path: Path) -> None:
+    """One run is shown in detail; its trace replays; its report is one page with the drawn states."""
+    trace, page = tmp_path / "t.jsonl", tmp_path / "r.html"
+    result = run(*UNO, "--trace", str(trace), "--report", str(page))
+    assert 0 == result.exit_code
+    assert "acceptance length" in result.stdout
+    assert 12 == replay(trace).ended
+    html = page.read_text(encoding="utf-8")
+    assert "<svg" in html
+    assert "verify" in html
+
+
+def test_several_specs_and_concurrencies() -> None:
+    """Options go to the specs they have an effect on; a list of concurrencies gives a line each."""
+    many = [
+        "simulate",
+        "uno_linear",
+        "ar",
+        "ngram",
+        *BASE,
+        "--arrivals",
+        "closed:1,2",
+        "--input",
+        "8",
+        "--output",
+        "8",
+    ]
+    many += ["--requests", "6", "--accept", "geometric:0.7", "--lookup", "0.5", "--set", "b=5"]
+    result = run(*many)
+    assert 0 == result.exit_code, result.output
+    assert all(word in result.stdout for word in ("uno_linear", "ngram", "b=5", "users"))
+    documents = value(*many)
+    assert ["uno_linear", "uno_linear", "ar", "ar", "ngram", "ngram"] == [each["spec"] for each in documents]
+    assert ["closed:1", "closed:2"] * 3 == [each["scenario"]["arrivals"] for each in documents]
+    assert "accept" not in documents[2]["scenario"]
+    compared = run("simulate", "uno_linear", "ar", *SMALL, "--accept", "0.8,0.7,0.6")
+    assert 0 == compared.exit_code
+    assert "TTFT p95" in compared.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["uno_linear", *SMALL, "--accept", "0.8,0.7"], ["2 rates", "3 drafts"]),
+        (["uno_linear", *SMALL, "--accept", "0.8,0.7,0.6", "--set", "b=6"], ["3 rates", "5 drafts"]),
+        (["uno_linear", *SMALL], ["uno_linear judges 3 drafts", "--accept"]),
+        (["ar", *SMALL, "--accept", "0.5"], ["0 drafts"]),
+        (["ar", *SMALL, "--accept", "geometric:0.5"], ["no effect", "0 drafts"]),
+        (["ar", "ar", *SMALL, "--accept", "geometric:0.5"], ["no effect"]),
+        (["ngram", *SMALL, "--accept", "geometric:0.5"], ["--lookup"]),
+        (["ngram", *SMALL, "--accept", "geometric:0.5", "--lookup", "2"], ["outside 0 to 1"]),
+        (["ar", *SMALL, "--lookup", "0.5"], ["--lookup would have no effect"]),
+        (["ar", *SMALL, "--adapter-rank", "8"], ["--adapter-rank would have no effect"]),
+        (["ar", *SMALL, "--set", "b=4"], ["no parameter 'b'"]),
+        (["uno_linear", "ar", *SMALL, "--set", "bb=4", "--accept", "0.8,0.7,0.6"], ['did you mean "b"']),
+        (["uno_linear", *SMALL, "--set", "b=99", "--accept", "0.5"], ["2 to 16"]),
+        (["ar", *SMALL, "--max-running", "0"], ["at least 1"]),
+        (["ar", *SMALL, "--policy", "holdbak"], ['did you mean "holdback"']),
+        (["ar", *SMALL, "--pages", "1", "--page-size", "4"], ["larger pool"]),
+        (["ar", *SMALL, "--dtype", "fp7"], ["fp7"]),
+        (["ar", *SMALL, "--tp", "7"], ["does not divide"]),
+        (
+            ["ar", *BASE, "--arrivals", "closed:1,1", "--input", "1", "--output", "1", "--requests", "1"],
+            ["twice"],
+        ),
+        (
+            ["ar", *BASE, "--arrivals", "closed:1,x", "--input", "1", "--output", "1", "--requests", "1"],
+            ["closed:x"],
+        ),
+        (
+            ["ar", *BASE, "--arrivals", "poisson:5", "--input", "9000", "--output", "9", "--requests", "1"],
+            ["9009", "8192"],
+        ),
+        (["ar", *BASE, "--arrivals", "poisson:5", "--requests", "1"], ["--input and --output"]),
+        (["arr", *SMALL], ["no spec", "arr"]),
+    ],
+)
+def test_bad_input_gets_a_sentence(arguments: list[str], words: list[str]) -> None:
+    """What is wrong, where, and the way out, never a traceback."""
+    sentence = refusal("simulate", *arguments)
+    assert all(word in sentence for word in words), sentence
+
+
+def test_all_faults_at_once() -> None:
+    """Six mistakes give six sentences in one run, and one JSON value."""
+    mistakes = [
+        "--model",
+        "nothing",
+        "--hardware",
+        "h1000",
+        "--arrivals",
+        "often",
+        "--policy",
+        "none",
+        "--lookup",
+        "1",
+    ]
+    sentence = refusal(
+        "simulate", "uno_linear", *mistakes, "--accept", "0.5", "--input", "1", "--output", "1"
+    )
+    assert 6 == len(sentence.strip().splitlines())
+    result = run("simulate", "uno_linear", *mistakes, "--json")
+    assert {"error"} == set(json.loads(result.stdout))
+
+
+def test_trace_arrivals(tmp_path: Path) -> None:
+    """Times and lengths come from the file; a broken line is named by its number; lengths beside it are refused."""
+    path = tmp_path / "azure.csv"
+    lines = [
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2023-11-16 18:17:03.1,10,4",
+        "2023-11-16 18:17:04.1,12,6",
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    document = value("simulate", "ar", *BASE, "--arrivals", f"trace:{path}")
+    assert (2, 10) == (document["requests"], document["emitted_tokens"])
+    assert "trace:azure.csv" == document["scenario"]["arrivals"]
+    assert "no effect" in refusal("simulate", "ar", *BASE, "--arrivals", f"trace:{path}", "--input", "4")
+    path.write_text("\n".join([*lines, "2023-11-16 18:17:05.1,many,6"]) + "\n")
+    assert f"{path}:4:" in refusal("simulate", "ar", *BASE, "--arrivals", f"trace:{path}")
+
+
+def test_one_trace_holds_one_run(tmp_path: Path) -> None:
+    """Two runs cannot share a trace, and a place that cannot be written is named."""
+    two = refusal("simulate", "ar", "ar", *SMALL, "--trace", str(tmp_path / "t"))
+    assert "--trace holds one run" in two
+    assert "cannot be written" in refusal("simulate", "ar", *SMALL, "--trace", str(tmp_path / "no" / "t"))
