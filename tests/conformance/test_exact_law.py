@@ -1,0 +1,195 @@
+"""The exact output law of whole runs: all random outcomes of engine and runner on a toy model, with probabilities.
+
+What a toy row predicts depends on everything it sees, so the law also shows KV that should not be there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fsm_spec.compile import compile_table
+from fsm_spec.engine import Engine
+from fsm_spec.executor.cache import PageAllocator
+from fsm_spec.executor.operators import Operators, Reading
+from fsm_spec.executor.request import Request
+from fsm_spec.executor.runner import Runner
+from fsm_spec.executor.toy import ToyCache, ToyModel
+from fsm_spec.kernels.enumeration import Enumerator, enumerate_outcomes, outcome_law
+from fsm_spec.kernels.law import SamplingParams, law_plain
+from fsm_spec.kernels.operators import OPERATORS
+from fsm_spec.load import load, shipped
+from fsm_spec.piece import parse_piece
+from fsm_spec.policy import Plan, Policy, Pool
+from fsm_spec.table import Table
+
+VOCABULARY, MASK = 4, 3
+PROMPT = (1, 2)
+EXACT = 1e-9
+SAMPLED = [SamplingParams(1.0), SamplingParams(0.7, 3, 0.9), SamplingParams(1.5, 0, 0.8, 0.3)]
+PAGES, PAGE_SIZE = 12, 4
+Tables = Callable[..., Table]
+Tokens = tuple[int, ...]
+
+
+def claiming(claim: str) -> list[str]:
+    """List the shipped specs that claim so."""
+    specs = {name: load(path).spec for name, path in shipped().items()}
+    return sorted(name for name, spec in specs.items() if spec.lossless and spec.lossless.claim == claim)
+
+
+class Preempting:
+    """Preempt the lone request after its first round; decide as ever otherwise."""
+
+    def __init__(self) -> None:
+        self.preempted = 0
+
+    def __call__(self, engine: Engine) -> Plan:
+        """Plan the next iteration."""
+        if engine.iterations == 2 and len(engine.live):
+            self.preempted += 1
+            return Plan((0,), np.zeros(1, np.int32), np.zeros(0, np.int64), (), (), ())
+        return engine.decide()
+
+
+def run(
+    table: Table,
+    params: SamplingParams,
+    limit: int,
+    *,
+    model: ToyModel,
+    planner: Callable[[Engine], Plan] | None = None,
+    readings: dict[str, Reading] | None = None,
+) -> Callable[[Enumerator], Tokens]:
+    """Return a run of one request from its prompt to its end, as a function of its random outcomes."""
+
+    def outputs(chooser: Enumerator) -> Tokens:
+        allocator = PageAllocator(PAGES, PAGE_SIZE)
+        operators = Operators(chooser, {**OPERATORS, **(readings or {})})
+        runner = Runner(
+            table,
+            model,
+            ToyCache(PAGES * PAGE_SIZE),
+            allocator,
+            vocabulary=VOCABULARY,
+            mask_id=MASK,
+            operators=operators,
+        )
+        engine = Engine(table, Policy(), Pool(PAGES, PAGE_SIZE), runner, planner=planner)
+        request = Request(PROMPT, limit, params)
+        runner.add(engine.submit(len(PROMPT), limit), request)
+        while engine.has_work:
+            engine.iterate()
+        return tuple(request.output)
+
+    return outputs
+
+
+def target_law(model: ToyModel, params: SamplingParams, limit: int) -> dict[Tokens, float]:
+    """Return the joint law of the first tokens under plain decoding, from the definition."""
+    joint = {}
+    for tokens in itertools.product(range(VOCABULARY), repeat=limit):
+        mass = 1.0
+        for at, token in enumerate(tokens):
+            logits = model.after((*PROMPT, *tokens[:at]))
+            mass *= law_plain(logits, params)[token] if mass else 0.0
+        joint[tokens] = mass
+    return joint
+
+
+def distance(table: Table, params: SamplingParams, limit: int, support: int = 2, **more: Any) -> float:
+    """Return the largest difference between the output law of a table and the target's."""
+    model = ToyModel(VOCABULARY, support)
+    found = outcome_law(enumerate_outcomes(run(table, params, limit, model=model, **more)))
+    expected = target_law(model, params, limit)
+    assert set(found) <= set(expected), "tokens were emitted beyond the limit"
+    return max(abs(found.get(tokens, 0.0) - mass) for tokens, mass in expected.items())
+
+
+@pytest.mark.parametrize("params", SAMPLED, ids=str)
+@pytest.mark.parametrize("spec", claiming("sampling"))
+def test_output_law_is_the_targets(spec: str, params: SamplingParams, table_of: Tables) -> None:
+    """What a spec claims: whatever it drafts, its text is distributed as the target's own."""
+    assert distance(table_of(spec, check=True), params, 4) < EXACT
+
+
+@pytest.mark.parametrize("spec", claiming("sampling"))
+def test_output_law_survives_preemption(spec: str, table_of: Tables) -> None:
+    """A request that lost its KV and drafts goes on by the same law."""
+    planner = Preempting()
+    assert distance(table_of(spec, check=True), SAMPLED[0], 4, planner=planner) < EXACT
+    assert planner.preempted > 0
+
+
+@pytest.mark.parametrize("spec", claiming("sampling"))
+def test_output_law_over_wider_laws(spec: str, table_of: Tables) -> None:
+    """Three of four tokens are possible everywhere, so that drafts and target overlap in part."""
+    assert distance(table_of(spec, check=True), SAMPLED[0], 3, support=3) < EXACT
+
+
+def judging(rule: str) -> list[str]:
+    """List the specs that judge drafts by a rule."""
+    found = []
+    for name in claiming("sampling"):
+        table = compile_table(load(name).spec, check=True)
+        operators = [operator for plan in table.forwards.values() for operator in plan.operators]
+        if any(operator.op == "accept" and operator.rule == rule for operator in operators):
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("spec", [*judging("match"), *judging("rejection")])
+def test_accepting_always_is_refuted(spec: str, table_of: Tables) -> None:
+    """An operator that accepts every draft gives the drafts' law, and the enumeration sees it."""
+
+    def always(logits: torch.Tensor, drafts: torch.Tensor, count: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return count, logits[torch.arange(len(count)), count].argmax(-1)
+
+    readings = {key: always for key in OPERATORS if key.startswith("accept")}
+    assert distance(table_of(spec, check=True), SAMPLED[0], 4, readings=readings) > 0.01
+
+
+@pytest.mark.parametrize("spec", judging("match"))
+def test_judging_by_another_rule_is_refuted(spec: str, table_of: Tables) -> None:
+    """A table whose acceptance is greedy has another law at a temperature: the executor does what the table says."""
+    table = table_of(spec, check=True)
+    forwards = {}
+    for name, plan in table.forwards.items():
+        operators = tuple(
+            replace(operator, rule="greedy") if operator.op == "accept" else operator
+            for operator in plan.operators
+        )
+        forwards[name] = replace(plan, operators=operators)
+    assert distance(replace(table, forwards=forwards, cache={}), SAMPLED[0], 4) > 0.01
+
+
+def accepting_row(table: Table) -> int:
+    """Find the last row that emits drafts and the token after them."""
+    return [row.index for row in table.rows if not row.built_in and len(row.emit) > 1][-1]
+
+
+@pytest.mark.parametrize("spec", [*judging("match"), *judging("rejection")])
+def test_emitting_the_wrong_tokens_is_refuted(spec: str, table_of: Tables) -> None:
+    """One row that emits its drafts where the next token belongs: same lengths, another law."""
+    table = table_of(spec, check=True)
+    index = accepting_row(table)
+    emit = table.rows[index].emit
+    swapped = table.with_row(index, emit=(*emit[:-1], parse_piece("pending[0:1]")))
+    assert distance(swapped, SAMPLED[0], 4) > 0.01
+
+
+@pytest.mark.parametrize("spec", [*judging("match"), *judging("rejection")])
+def test_carrying_the_wrong_token_is_refuted(spec: str, table_of: Tables) -> None:
+    """One row that carries a stale pending token: the text is right at first, the KV behind it is not."""
+    table = table_of(spec, check=True)
+    index = accepting_row(table)
+    carries = tuple(
+        (name, (parse_piece("pending[0:1]"),) if name == "pending" else pieces)
+        for name, pieces in table.rows[index].carries
+    )
+    assert distance(table.with_row(index, carries=carries), SAMPLED[0], 4) > 0.01
