@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fsm_spec import expression
-from fsm_spec.expression import ExpressionError, to_text
+from fsm_spec.expression import Const, ExpressionError, to_text
 from fsm_spec.findings import Path, quoted, words
 from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.scope import (
@@ -51,7 +51,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
 def _event_of(scope: Scope, transition: Transition, path: Path) -> Iterator[Violation]:
     spec = scope.spec
     if transition.on is None:
-        if not (spec.forwards or scope.hurt(path) or scope.hurt(()) or scope.hurt(("forwards",))):
+        if not (spec.forwards or scope.hurt(path) or scope.lost(("forwards",))):
             yield path, 'no forward completes here, so the transition names its event; add the key "on"'
     elif spec.forwards:
         yield (*path, "on"), "the event is the completion of the state's forward; remove the key on"
@@ -63,7 +63,7 @@ def _event_of(scope: Scope, transition: Transition, path: Path) -> Iterator[Viol
 
 def _effects(scope: Scope, transition: Transition, forward: str, path: Path) -> Iterator[Violation]:
     """Check guard, keep, emit and set as source states with one forward see them (abstract models have none)."""
-    if scope.hurt(("forwards", forward, "ops")) or (scope.spec.forwards and not forward):
+    if scope.lost(("forwards", forward, "ops")) or (scope.spec.forwards and not forward):
         scope.doubt |= mentions(transition)  # another finding says why its results are not known
     if scope.spec.forwards and not forward:
         return
@@ -113,6 +113,7 @@ def _column_set(scope: Scope, target: str, value: Any, path: Path, place: Place)
     try:
         parsed = expression.parse(value)
     except ExpressionError as error:
+        scope.doubt.update(words(value))
         yield path, str(error)
         return
     yield from scope.numbers(parsed, path, place)
@@ -122,26 +123,30 @@ def _carry_set(
     scope: Scope, target: str, value: Any, path: Path, values: Mapping[str, Value], forward: str, place: Place
 ) -> Iterator[Violation]:
     carry = scope.carries[target]
-    pieces: list[Piece] = []
-    for text in value if isinstance(value, list) else [value]:
-        if not isinstance(text, str):
-            yield path, f"{quoted(target)} is a carry and takes pieces such as next or drafts[:a], not {text}"
-            return
-        try:
-            pieces.append(parse_piece(text))
-        except ExpressionError as error:
-            yield path, str(error)
-            return
-    filled = any(piece.name == "mask" for piece in pieces)
+    try:
+        pieces = [_carried(target, text) for text in (value if isinstance(value, list) else [value])]
+    except ExpressionError as error:
+        scope.doubt.update(words(value))
+        yield path, str(error)
+        return
     for piece in pieces:
         if piece.name != "mask" or carry.kind != "token":
             yield from scope.piece(piece, path, values, forward, place, carry.kind)
-    lengths = [values[piece.name].length for piece in pieces if piece.name in values]
-    if filled or carry.length is None or None in lengths or len(lengths) < len(pieces):
-        return
-    total = expression.total(
-        piece.length(length) for piece, length in zip(pieces, lengths, strict=True) if length is not None
-    )
+    lengths = [
+        piece.length(values[piece.name].length or Const(0)) for piece in pieces if piece.name in values
+    ]
+    fixed = all(piece.name in values and values[piece.name].length is not None for piece in pieces)
+    if not fixed or carry.length is None:
+        return  # masks fill a carry to its end, and other findings say what is unknown
+    total = expression.total(lengths)
     off = scope.off_by(total, carry.length)
     if off is not None:
         yield path, f"{quoted(target)} holds {to_text(carry.length)}, and {to_text(total)} are set{off[1]}"
+
+
+def _carried(target: str, text: object) -> Piece:
+    if not isinstance(text, str):
+        raise ExpressionError(
+            f"{quoted(target)} is a carry and takes pieces such as next or drafts[:a], not {text}", 0
+        )
+    return parse_piece(text)

@@ -30,7 +30,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
             reached = max(reached, rank)
             if segment.kv != "scratch":
                 yield from _stays(forward, segment, path)
-            if segment.kv == "provisional" and not scope.hurt(("forwards", name, "ops")):
+            if segment.kv == "provisional" and not scope.lost(("forwards", name, "ops")):
                 yield from _judged(scope, segment, accept, path)
         if accept is not None and scope.claims:
             yield from _judges(forward, accept, ("forwards", name, "ops", forward.ops.index(accept), "rows"))
@@ -43,7 +43,7 @@ def judge(forward: Forward) -> Accept | None:
 
 def _stays(forward: Forward, segment: Segment, path: Path) -> Iterator[Violation]:
     """Rows that may stay are causal, run base weights, and are no masks."""
-    fate = f"{segment.name} is {segment.kv}"
+    fate = f"{segment.name} says kv: {segment.kv}"
     if segment.source.name in ("mask", "noise"):
         yield path, f"{fate}, but KV of {segment.source.name} rows never persists; write kv: scratch"
     elif forward.attention != "causal":

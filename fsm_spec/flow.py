@@ -18,7 +18,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
     yield from _closed(scope)
     reached = _reached(scope)
     for name in scope.spec.states:
-        if name not in reached | scope.doubt and not scope.hurt(("transitions",)):
+        if name not in reached | scope.doubt and not scope.lost(("transitions",)):
             yield (
                 ("states", name),
                 f"the state {name} is never entered; write a transition to it, or remove it",
@@ -35,7 +35,7 @@ def _closed(scope: Scope) -> Iterator[Violation]:
     left = {state for state, _ in handled} | scope.doubt
     for name, state in scope.spec.states.items():
         path: Path = ("states", name)
-        if scope.spec.forwards and name not in left and not scope.hurt(("transitions",)):
+        if scope.spec.forwards and name not in left and not scope.lost(("transitions",)):
             yield path, f"the state {name} has no transition; say where its forward's completion leads"
         for event in scope.spec.events if not scope.spec.forwards and name not in scope.doubt else ():
             ignored = event in state.ignore
@@ -130,15 +130,15 @@ def _transition_reads(scope: Scope, transition: Transition, path: Path) -> Itera
 def _unused(scope: Scope) -> Iterator[Violation]:
     """Whatever is declared is read somewhere; what is only written says nothing."""
     for group, what in (
-        ("params", "parameter"),
-        ("columns", "column"),
-        ("carry", "carry"),
-        ("forwards", "forward"),
-        ("events", "event"),
+        ("params", "the parameter {} is never read"),
+        ("columns", "the column {} is never read"),
+        ("carry", "the carry {} is never read"),
+        ("forwards", "the forward {} is run by no state"),
+        ("events", "the event {} is never handled"),
     ):
         for name in getattr(scope.spec, group):
             if (group, name) not in scope.used and name not in scope.doubt:
-                yield (group, name), f"the {what} {name} is never read; remove it"
+                yield (group, name), f"{what.format(name)}; remove it"
     for name, event in scope.spec.events.items():
         for arg in event.args:
             if ("args", name, arg) not in scope.used and arg not in scope.doubt:
@@ -153,11 +153,11 @@ def _unused_results(scope: Scope) -> Iterator[Violation]:
         path: Path = ("forwards", name)
         read = {used[-1] for used in scope.used if used[:2] == ("rows", name)} | scope.doubt
         for index, segment in enumerate(forward.rows):
-            if segment.logits != "none" and segment.name not in read and not scope.hurt((*path, "ops")):
+            if segment.logits != "none" and segment.name not in read and not scope.lost((*path, "ops")):
                 message = f"no operator reads the logits of {segment.name}"
                 yield (*path, "rows", index, "logits"), f"{message}; write logits: none"
         read = {used[-1] for used in scope.used if used[:2] == ("results", name)} | scope.doubt
         for index, op in enumerate(forward.ops):
             for result in listed(op.out):
-                if result not in read and not scope.hurt(("transitions",)):
+                if result not in read and not scope.lost(("transitions",)):
                     yield (*path, "ops", index, "out"), f"the result {result} is never read by a transition"

@@ -53,7 +53,9 @@ def loads(text: str, name: str = "<text>") -> Loaded:
     if spec is not None:
         findings += _judge(spec, draft, compiled=not findings)
     if findings or spec is None:
-        ordered = sorted(set(findings), key=lambda finding: (finding.line, finding.column, finding.path))
+        ordered = sorted(
+            dict.fromkeys(findings), key=lambda finding: (finding.line, finding.column, finding.path)
+        )
         raise SpecFindings(_capped(ordered))
     return Loaded(spec, text, name, read.lines)
 

@@ -32,6 +32,7 @@ class Draft:
         self.faults: list[Fault] = []
         self.doubt = {word for text in source.dropped for word in words(text)}
         self.dropped: set[Path] = set()
+        self.torn: set[Path] = set()
         self.renamed: dict[Path, str] = {}
         self.replaced: dict[Path, str] = {}
         self.kept: dict[Path, list[int]] = {}
@@ -60,7 +61,8 @@ class Draft:
                 ]
                 # Unknown keys first: one that is read as a missing key answers for both.
                 for item in sorted(merged(placed), key=lambda item: item["type"] != "extra_forbidden"):
-                    self._take(item)
+                    if len(self.faults) < MAX_FINDINGS:
+                        self._take(item)
             mends = len(self.dropped) + len(self.renamed) + len(self.replaced) + self.unnamed
         return None
 
@@ -78,7 +80,7 @@ class Draft:
     def hurt(self, path: Path) -> bool:
         """Tell whether a mapping or list of the mended data has lost a part."""
         place = self.original(path)
-        return any(gone[:-1] == place for gone in self.dropped)
+        return place in self.torn
 
     def at(self, path: Path) -> Any:
         """Give the file's value at a path of the file; None where there is none."""
@@ -119,6 +121,7 @@ class Draft:
             path = path[:-1]
         self.doubt.update(words(self.at(path)), words([part for part in path[-1:] if isinstance(part, str)]))
         self.dropped.add(path)
+        self.torn.add(path[:-1])
 
     def _report(self, path: Path, message: str, place: Position | None = None) -> None:
         if len(self.faults) < MAX_FINDINGS:
@@ -141,12 +144,13 @@ class Draft:
         else:
             if not self._follows(path):
                 message, place = sentence(error, path, self.source)
-                self._report(path, message, place)
+                own_place = self.source.keys.get(path) if error["loc"][-1] == "[key]" else place
+                self._report(path, message, own_place)
             self._drop(path)
 
     def _follows(self, path: Path) -> bool:
         """Tell whether an error only follows from what was mended: a key read as another, or parts left out."""
-        return path in self.renamed or any(gone[:-1] == path for gone in self.dropped)
+        return path in self.renamed or path in self.torn
 
     def _missing(self, path: Path, key: int | str) -> None:
         gone = (*path, key) in self.dropped

@@ -17,7 +17,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
     spec = scope.spec
     for name, forward in spec.forwards.items():
         path: Path = ("forwards", name)
-        emptied = scope.hurt((*path, "rows")) or scope.hurt((*path, "ops")) or scope.hurt(path)
+        emptied = scope.lost((*path, "rows")) or scope.lost((*path, "ops"))
         if not forward.rows and not forward.ops and not emptied:
             yield path, f"the forward {name} has neither rows nor operators; remove it"
         for index, segment in enumerate(forward.rows):
@@ -32,6 +32,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
             if getattr(spec, key) is None and not scope.hurt(()):
                 yield ("forwards",), f'a spec with forwards says {why}; add the key "{key}"'
         if spec.events:
+            scope.doubt.update(spec.events)
             yield ("events",), "events belong to abstract models; the completion of a forward is not declared"
 
 
@@ -76,7 +77,9 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
     for position, name in enumerate(listed(op.rows)):
         inside = (*path, "rows", position) if isinstance(op.rows, list) else (*path, "rows")
         segment = segment_of(plan, name)
-        if segment is None:
+        if segment is None and scope.hurt(("forwards", forward, "rows")):
+            scope.doubt.add(name)  # the segment that was left out may be this one
+        elif segment is None:
             yield from scope.unknown(name, "the segment", [known.name for known in plan.rows], inside)
         elif segment.logits == "none" and not scope.hurt(
             ("forwards", forward, "rows", plan.rows.index(segment))

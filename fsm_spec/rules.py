@@ -199,7 +199,6 @@ def _states(scope: Scope) -> Iterator[Violation]:
         yield from _runs(scope, name, state, path)
         yield from _holding(scope, name)
         for index, event in enumerate(state.ignore):
-            scope.used.add(("events", event))
             if event not in spec.events:
                 yield from scope.unknown(event, "the event", spec.events, (*path, "ignore", index))
 
@@ -211,9 +210,10 @@ def _runs(scope: Scope, name: str, state: State, path: Path) -> Iterator[Violati
         scope.used.add(("forwards", state.forward))
         if state.forward not in forwards:
             yield from scope.unknown(state.forward, "the forward", forwards, (*path, "forward"))
-    elif scope.hurt(path) or scope.hurt(()) or scope.hurt(("forwards",)):
+    elif scope.hurt(path) or scope.lost(("forwards",)):
         scope.doubt.update(forwards)
     elif forwards:
+        scope.doubt.update(forwards)
         yield path, f"the state {name} runs no forward; name one of {', '.join(islice(forwards, 12))}"
     elif state.kv is None:
         yield path, f"the state {name} runs no forward, so it says which slots it holds; add the key kv"

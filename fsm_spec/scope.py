@@ -71,6 +71,10 @@ class Scope:
         self.claims = spec.lossless is not None and spec.lossless.claim != "no"
         self.results = {name: self._results(name) for name in spec.forwards}
 
+    def lost(self, path: Path) -> bool:
+        """Tell whether a list or mapping, or the part that holds it, has lost something that could not be read."""
+        return self.hurt(path) or self.hurt(path[:-1])
+
     def _results(self, forward: str) -> dict[str, Value]:
         results: dict[str, Value] = {}
         for op in self.spec.forwards[forward].ops:
@@ -178,7 +182,10 @@ class Scope:
             carried = piece.name in self.carries
             self.used.add(("carry", piece.name) if carried else ("results", forward, piece.name))
             if value.kind != wanted:
-                yield path, f"{quoted(piece.name)} is {_KINDS[value.kind]}, but {_KINDS[wanted]} stand here"
+                yield (
+                    path,
+                    f"{quoted(piece.name)} gives {_KINDS[value.kind]}, where {_KINDS[wanted]} are needed",
+                )
         elif piece.name in self.spec.params or piece.name in self.columns:
             yield path, f"{quoted(piece.name)} is a number; a carry or an operator's tokens stand here"
         elif piece.name in ("mask", "noise", "text"):

@@ -100,15 +100,27 @@ def _pending(scope: Scope, transition: Transition, path: Path) -> Iterator[Viola
     last = transition.emit[-1]
     newest = scope.spec.contract == "pending"
     if PENDING not in transition.set:
-        wanted = f"set: {{pending: {last.name}}}" if newest else "what is known but not emitted in set"
-        yield (*path, "emit"), f"tokens are emitted, but pending is not set; write {wanted}"
+        wanted = (
+            f"write set: {{pending: {last.name}}}" if newest else "set it to what is known but not emitted"
+        )
+        yield (*path, "emit"), f"tokens are emitted, but pending is not set; {wanted}"
         return
-    held = pieces(transition.set[PENDING])[-1:]
-    if newest and [(piece.name, piece.stop) for piece in held] != [(last.name, last.stop)]:
+    held = pieces(transition.set[PENDING])[-1]
+    if newest and not _same_end(scope, transition, held, last):
         yield (
             (*path, "set", PENDING),
             f"pending is the newest token, and the last one emitted is {quoted(str(last))}",
         )
+
+
+def _same_end(scope: Scope, transition: Transition, left: Piece, right: Piece) -> bool:
+    """Tell whether two pieces end with the same token."""
+    values = dict(scope.carries)
+    for state in sources_of(transition):
+        values |= scope.results.get(forward_of(scope.spec, state) or "", {})
+    ends = [piece.stop or values[piece.name].length for piece in (left, right) if piece.name in values]
+    first, *others = [end or Const(0) for end in ends]
+    return left.name == right.name and all(difference(first, other) == Const(0) for other in others)
 
 
 def _emitted(
@@ -139,7 +151,7 @@ def _accepted(scope: Scope, transition: Transition, forward: str, path: Path) ->
     walk = (guard, rows, accept.out[0])
     what = f"keep: {to_text(transition.keep)} keeps {{}} rows where {{}} are verified"
     yield from _exceeds(scope, transition.keep, expression.add(kept, count), walk, (*path, "keep"), what)
-    for index, piece in enumerate(transition.emit):
+    for index, piece in enumerate(transition.emit if scope.claims else []):
         stop = piece.stop or whole
         if piece.name == accept.drafts.name and stop is not None:
             what = f"{piece} emits {{}} drafts where {{}} are accepted"
