@@ -16,6 +16,7 @@ from fsm_spec.expression import Const, Expr
 from fsm_spec.linear import bounds
 from fsm_spec.operators import OPERATORS
 from fsm_spec.simulator.acceptance import Acceptance
+from fsm_spec.simulator.ahead import Ahead, Law
 from fsm_spec.simulator.cost import Work
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.metrics import RequestLog
@@ -95,9 +96,8 @@ class SimulatedBackend:
         }
         self._accepted = np.zeros(len(log.emitted), np.int64)
         self._lead = self._leads()
-        for draws in self._draws.values():
-            for draw in draws:
-                self._require(draw)
+        ops = {draw.op for draws in self._draws.values() for draw in draws}
+        self._ahead = {op: Ahead(self._law(op), most_drafts(table, op), len(log.emitted)) for op in ops}
 
     def launch(self, launch: Launch) -> list[Args]:
         """Count a launch and draw what its operators find."""
@@ -130,13 +130,16 @@ class SimulatedBackend:
     def resize(self, request: int, pages: int) -> None:
         """Follow a request's pages; the engine's own counts say it all here."""
 
-    def _require(self, draw: Draw) -> None:
-        """Refuse to start without a law for a count that will be drawn."""
-        if (self.laws.acceptance if draw.op == "accept" else self.laws.lookup) is None:
-            option = {"accept": "--accept", "lookup": "--lookup"}[draw.op]
-            raise UserError(
-                f"{self.table.name} has the operator {draw.op}, whose results depend on model and text; give {option}"
-            )
+    def _law(self, op: str) -> Law:
+        """Give the law of an operator's counts; raises UserError where none was given."""
+        acceptance, lookup = self.laws
+        if op == "accept" and acceptance is not None:
+            return acceptance.accepted
+        if op == "lookup" and lookup is not None:
+            return lookup.found
+        raise UserError(
+            f"{self.table.name} has the operator {op}, whose results depend on model and text; give --{op}"
+        )
 
     def _results(self, group: Group) -> Args:
         log, requests = self.log, group.requests
@@ -150,15 +153,12 @@ class SimulatedBackend:
         log, requests = self.log, group.requests
         most = self._most(draw.most, group)
         rounds = log.rounds[requests]
-        if draw.op == "lookup":
-            assert self.laws.lookup is not None
-            return self.laws.lookup.found(most, requests, rounds).astype(np.int32)
-        assert self.laws.acceptance is not None
-        accepted = self.laws.acceptance.accepted(most, requests, rounds)
-        log.drafted[requests] += most
-        log.accepted[requests] += accepted
-        self._accepted[requests] = accepted
-        return accepted.astype(np.int32)
+        count = self._ahead[draw.op].draw(most, requests, rounds)
+        if draw.op == "accept":
+            log.drafted[requests] += most
+            log.accepted[requests] += count
+            self._accepted[requests] = count
+        return count
 
     def _most(self, most: Expr, group: Group) -> NDArray[np.int32]:
         """Give the largest count for each request; constants, the usual case, need no table."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fsm_spec.errors import UserError
 from fsm_spec.simulator import draws
@@ -28,9 +28,7 @@ class Lookup:
                 f"--lookup {self.rate:g} lies outside 0 to 1; give the chance that a lookup finds drafts"
             )
 
-    def found(
-        self, size: NDArray[np.int32], requests: NDArray[np.int64], rounds: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Draw the drafts found, int64 [n]: `size` of them or none; `requests` and `rounds` are the key."""
+    def found(self, size: ArrayLike, requests: ArrayLike, rounds: ArrayLike) -> NDArray[np.int64]:
+        """Draw the drafts found, int64: `size` of them or none; `requests` and `rounds` are the key."""
         numbers = draws.uniform(self.seed, requests, rounds, draws.DRAFT_COUNT)
         return np.where(numbers < self.rate, size, 0).astype(np.int64)

@@ -1,0 +1,40 @@
+"""Draw the outcomes of many rounds of a request at once; each is keyed by request and round, so order cannot matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# Rounds drawn at once: one call of numpy costs as much as about a thousand numbers.
+BITS = 5
+ROUNDS = 1 << BITS
+
+Law = Callable[[ArrayLike, ArrayLike, ArrayLike], NDArray[np.int64]]
+
+
+class Ahead:
+    """Hold the outcomes of the present block of rounds of every request.
+
+    `law(most, requests, rounds)` draws counts of 0..`most`. Fewer live drafts only cap a count, as they do in the law
+    itself: whether a draft is accepted does not depend on how many follow it.
+    """
+
+    def __init__(self, law: Law, most: int, requests: int) -> None:
+        self._law = law
+        self._most = most
+        self._counts = np.zeros((requests, ROUNDS), np.int32)
+        self._block = np.full(requests, -1, np.int64)
+
+    def draw(
+        self, most: NDArray[np.int32], requests: NDArray[np.int64], rounds: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
+        """Give a count of 0..`most` for each key, int32 [n]."""
+        block = rounds >> BITS
+        stale = self._block[requests] != block
+        if stale.any():
+            rows, first = requests[stale], block[stale] << BITS
+            self._counts[rows] = self._law(self._most, rows[:, None], first[:, None] + np.arange(ROUNDS))
+            self._block[rows] = block[stale]
+        return np.minimum(self._counts[requests, rounds & (ROUNDS - 1)], most)

@@ -1,0 +1,32 @@
+"""Outcomes drawn ahead are those drawn round by round."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fsm_spec.simulator.acceptance import Acceptance
+from fsm_spec.simulator.ahead import ROUNDS, Ahead, Law
+from fsm_spec.simulator.lookup import Lookup
+from hypothesis import given
+from hypothesis import strategies as st
+
+LAWS: dict[str, Law] = {
+    "positions": Acceptance((0.9, 0.5, 0.7, 0.2), seed=3).accepted,
+    "geometric": Acceptance((0.8,), geometric=True, seed=4).accepted,
+    "lookup": Lookup(0.4, seed=5).found,
+}
+
+
+@pytest.mark.parametrize("name", sorted(LAWS))
+@given(steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=20))
+def test_blocks_of_rounds_change_no_draw(name: str, steps: list[tuple[int, int]]) -> None:
+    """Requests that skip rounds, and rounds with fewer live drafts, draw what they would draw alone."""
+    law = LAWS[name]
+    ahead = Ahead(law, 4, 3)
+    requests, rounds = np.arange(3), np.array([0, 7, 30])
+    for skipped, live in steps:
+        rounds = rounds + 1 + skipped * np.array([1, ROUNDS, 0])
+        most = np.array([live, 4, 1], np.int32)
+        found = ahead.draw(most, requests, rounds)
+        assert law(most, requests, rounds).tolist() == found.tolist()
+        assert np.int32 == found.dtype
