@@ -13,8 +13,9 @@ import sys
 import time
 from typing import Any
 
-from fsm_spec.simulator.scenario import Scenario, prepare
 from record import write_result
+
+from fsm_spec.simulator.scenario import Scenario, prepare
 
 REQUESTS = 10_000
 CASES = {"ar": None, "uno_linear": "0.8,0.7,0.6"}

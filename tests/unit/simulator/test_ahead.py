@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fsm_spec.simulator.acceptance import Acceptance
 from fsm_spec.simulator.ahead import ROUNDS, Ahead, Law
 from fsm_spec.simulator.lookup import Lookup
-from hypothesis import given
-from hypothesis import strategies as st
 
 LAWS: dict[str, Law] = {
     "positions": Acceptance((0.9, 0.5, 0.7, 0.2), seed=3).accepted,
