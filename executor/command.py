@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fsm_spec.executor.generate import Options, Result, Session
     from fsm_spec.executor.models.load import LoadedModel
     from fsm_spec.executor.models.store import Progress
-    from fsm_spec.load import Loaded
     from fsm_spec.table import Table
 
 
@@ -82,7 +81,7 @@ def execute(run: Run) -> None:
             trace=TraceWriter(records, head) if run.steps or trace_file else None,
         )
         number = session.add(prompt, _options(run))
-        watch = _Watch(run, table, loaded, session, records, trace_file)
+        watch = _Watch(run, table, session, records, trace_file)
         ready = time.perf_counter()
         first = watch.follow(number)
         ended = time.perf_counter()
@@ -140,7 +139,6 @@ class _Watch:
         self,
         run: Run,
         table: Table,
-        loaded: Loaded,
         session: Session,
         records: list[dict[str, Any]],
         trace_file: IO[str] | None,
@@ -151,7 +149,7 @@ class _Watch:
         self.session = session
         self.records = records
         self.trace_file = trace_file
-        self.view = StepView(table, loaded.file, self._text) if run.steps else None
+        self.view = StepView(table, self._text) if run.steps else None
 
     def follow(self, number: int) -> float | None:
         """Run a request to its end; give the time of its first token."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fsm_spec import life_cycle
 from fsm_spec.expression import evaluate
 from fsm_spec.table import STOP, Row, Table
 
@@ -18,9 +19,8 @@ _WIDTHS = (7, 10, 18, 16, 12, 28, 24, 4)
 class StepView:
     """Turn trace records into lines of a table; `show` turns the ids of emitted tokens into text."""
 
-    def __init__(self, table: Table, spec_file: str, show: Callable[[int, int, int], str]) -> None:
+    def __init__(self, table: Table, show: Callable[[int, int, int], str]) -> None:
         self.table = table
-        self.spec_file = spec_file
         self.show = show
         self._columns: dict[int, dict[str, int]] = {}
 
@@ -56,12 +56,13 @@ class StepView:
     def _rows(self, row: Row, before: Mapping[str, int], args: Mapping[str, int]) -> str:
         """Count the rows that ran, by segment."""
         state = self.table.state(row.sources[0])
+        if row.event == life_cycle.CHUNK:
+            return f"text {args['n']}"
+        if row.event == life_cycle.FIRST:
+            assert self.table.fill is not None
+            return f"text {evaluate(self.table.fill, before) - before['kv']}"
         if row.built_in:
-            if before["kv"] == 0 and row.event in ("admit", "preempt", "abort", "halt"):
-                return ""
-            fill = self.table.fill
-            chunk = args.get("n", evaluate(fill, before) - before["kv"] if fill is not None else 0)
-            return f"text {chunk}" if state.name == "prefill" and row.event in ("chunk", "first") else ""
+            return ""
         assert state.forward is not None
         plan = self.table.forwards[state.forward]
         counts = [(segment.name, evaluate(segment.count, before)) for segment in plan.segments]
