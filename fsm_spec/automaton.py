@@ -7,7 +7,7 @@ requests is in `search.py`; the sentences of the properties are in `properties.p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsm_spec import life_cycle, properties
 from fsm_spec.errors import UnhandledEvent
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fsm_spec.table import Row, Table
 
 Values = tuple[int, ...]
+# The transition of an event that no row, or more than one, would take.
+NO_ROW: Final = -1
 
 
 class Event(NamedTuple):
@@ -132,10 +134,9 @@ class Automaton:
         for args in self._arguments(columns, event, given):
             try:
                 outcome = oracle(self.table, columns, event, args)
-            except UnhandledEvent as error:
-                yield Way(
-                    values, (Event(event, args, -1, values, values),), 0, (f"{properties.HANDLED} ({error})",)
-                )
+            except UnhandledEvent:
+                stays = Event(event, args, NO_ROW, values, values)
+                yield Way(values, (stays,), 0, (properties.HANDLED,))
                 return
             after = self.values(outcome.columns)
             done = Event(event, args, outcome.transition, values, after)
@@ -177,16 +178,13 @@ class Automaton:
 
 
 def _joined(first: Way, then: Way) -> Way:
-    shown = tuple(dict.fromkeys((*first.shown, *then.shown)))
-    return Way(then.after, first.events + then.events, max(first.used, then.used), then.broken, shown)
+    # Only the last state of a way is a round point or an end, so that it alone can show anything.
+    return Way(then.after, first.events + then.events, max(first.used, then.used), then.broken, then.shown)
 
 
 def _distinct(ways: Iterator[Way]) -> tuple[Way, ...]:
-    """Keep the first way to each end, with all that any of them shows."""
+    """Keep the first way to each end."""
     found: dict[tuple[object, ...], Way] = {}
     for way in ways:
-        key = (way.after, way.used, way.broken)
-        known = found.setdefault(key, way)
-        if set(way.shown) - set(known.shown):
-            found[key] = known._replace(shown=tuple(dict.fromkeys((*known.shown, *way.shown))))
+        found.setdefault((way.after, way.used, way.broken), way)
     return tuple(found.values())

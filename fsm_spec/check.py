@@ -129,8 +129,8 @@ def check(
 
 
 def limits_of(table: Table, requests: int) -> tuple[int, ...]:
-    """Choose the limits of emitted tokens: two full rounds and one token; for two requests only the telling ones."""
-    most = 2 * max(state.advance for state in table.states) + 1
+    """Choose the limits of emitted tokens: up to one past two full rounds; for two requests only the telling ones."""
+    most = 2 * max(state.advance for state in table.states) + 2
     return tuple(range(most + 1)) if requests == 1 else tuple(sorted({0, 2, most}))
 
 
@@ -191,6 +191,8 @@ def _decide(table: Table, results: Sequence[tuple[Composition | Interleaving, Fo
         *((name, "always") for name in table.always),
         (properties.eventually(table), "eventually"),
     ]
+    known = {name for name, _ in kinds}
+    assert all(name in known for _, found in results for name in found.broken), "a fault without a property"
     for name, kind in kinds:
         broken = [(composed, found.broken[name]) for composed, found in results if name in found.broken]
         if broken:

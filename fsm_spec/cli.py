@@ -132,7 +132,3 @@ def main() -> None:
         application([] if own else None)()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from fsm_spec.automaton import NO_ROW
 from fsm_spec.composition import Composition, Interleaving, Move, State, move_between
+from fsm_spec.errors import UnhandledEvent
+from fsm_spec.oracle import oracle
 from fsm_spec.show import columns
 from fsm_spec.table import NO_STOP, STOP
 
@@ -101,7 +104,7 @@ def explain(composed: Composition | Interleaving, name: str, fault: Fault) -> Co
     if last is None:
         why = "; ".join([fault.why, *_stuck(composed, path[-1])])
     else:
-        why = f"broken in step {len(moves) + 1}: {_columns_text(composed.automaton, last)}"
+        why = f"broken in step {len(moves) + 1}: {_reason(composed.automaton, last)}"
     return Counterexample(name, _setting(composed), tuple(steps), why)
 
 
@@ -144,15 +147,25 @@ def _step(automaton: Automaton, number: int, request: int, event: Event, pages: 
     return StepShown(number, request, event.name, event.args, source, target, line, changes, pages)
 
 
-def _columns_text(automaton: Automaton, move: Move) -> str:
-    """Give the columns of every request that took part, as the broken property finds them."""
+def _reason(automaton: Automaton, move: Move) -> str:
+    """Give the columns of every request that took part, as the broken property finds them; or what finds no row."""
     texts = []
     for request, events, _ in move.parts:
-        if events:
+        if events[-1].transition == NO_ROW:
+            texts.append(f"request {request}: {_refusal(automaton, events[-1])}")
+        else:
             named = automaton.columns(events[-1].after)
             shown = ", ".join(f"{name} = {value}" for name, value in named.items() if name != "state")
             texts.append(f"request {request}: {shown}" if shown else f"request {request}")
     return "; ".join(texts)
+
+
+def _refusal(automaton: Automaton, event: Event) -> str:
+    try:
+        oracle(automaton.table, automaton.columns(event.before), event.name, event.args)
+    except UnhandledEvent as error:
+        return str(error)
+    raise AssertionError(event)  # pragma: no cover - the automaton saw it refused
 
 
 def _stuck(composed: Composition | Interleaving, state: State) -> list[str]:

@@ -149,7 +149,8 @@ def _place_rows(placed: Layout) -> None:
         if arrow.kind in ("left", "right"):
             top, height = placed.gaps[_label_row(arrow)]
             arrow.label_y = top + (height - arrow.label_height) / 2
-    placed.height = y + MARGIN + LINE
+    # Room for a note below where there is a life cycle to speak of.
+    placed.height = y + MARGIN + (LINE if any(node.state.built_in for node in placed.nodes) else 0)
 
 
 def _label_row(arrow: Arrow) -> int:

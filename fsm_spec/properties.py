@@ -62,9 +62,8 @@ class Judge:
         if after["emitted"] > after["limit"]:
             found.append(LIMIT)
         state = self.table.states[after["state"]]
-        if outcome.transition >= 0:
-            row = self.table.rows[outcome.transition // 2]
-            found += self._row_faults(before, row, args, outcome)
+        # No event of a table with a contract is ignored, so that a row was taken.
+        found += self._row_faults(before, self.table.rows[outcome.transition // 2], args, outcome)
         if state.round:
             debt = 1 if self.table.contract == "pending" else 0
             if after["kv"] != after["prompt"] + after["emitted"] - debt:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Where requests have many outcomes, moves and not states take the time: ten a state are usual for small parameters.
 MOVES_A_STATE: Final = 10
+TOLD_EVERY: Final = 256
 
 
 class Fault(NamedTuple):
@@ -78,7 +79,7 @@ class _Search:
             at += 1
             if self.moves > MOVES_A_STATE * self.most_states and at < len(self.states):
                 found.complete = False
-            if self.tick and at % 1024 == 0:
+            if self.tick and at % TOLD_EVERY == 0:
                 self.tick(len(self.states))
         found.states = len(self.states)
         found.depth = self.depths[-1]
@@ -109,7 +110,9 @@ class _Search:
         self.next.append(list(onward))
         unfinished = any(entry is not None and entry.columns for entry in state)
         if unfinished and not moved and self.liveness not in found.broken:
-            found.broken[self.liveness] = Fault(self._path(at), None, "deadlock: nothing can move any more")
+            found.broken[self.liveness] = Fault(
+                self._path(at), None, "deadlock: no move changes anything any more"
+            )
 
     def _number(self, state: State, parent: int) -> int:
         number = self.numbers.get(state)

@@ -42,7 +42,7 @@ def styled(table: Table) -> Text:
     result = Text(text(table), no_wrap=True)
     result.highlight_regex(r"(?m)^\S.*$", "bold")
     result.highlight_regex(r"[█░]+", "cyan")
-    result.highlight_regex(r"line \d+$|(?m)  line \d+", "dim")
+    result.highlight_regex(r"(?m)line \d+$", "dim")
     for state in table.states:
         style = PHASE_STYLES.get(state.phase, "dim")
         result.highlight_regex(rf"(?m)(?<=^  ){state.name}\b|(?<=-> ){state.name}\b", style)
@@ -100,9 +100,11 @@ def _states(table: Table) -> list[str]:
             continue
         mark = "start" if state.start else "round" if state.round else ""
         held = [to_text(state.holding[kind]) for kind in KINDS]
-        need = [f"kv + {state.peak}", str(state.advance)] if state.round else ["", ""]
+        need = [f"kv + {state.peak}", str(state.advance)] if state.round and table.contract else ["", ""]
         rows.append([state.name, state.phase, mark, state.forward or "", *held, *need])
-    title = "states: KV slots held while the forward runs, slots a round may need (peak), tokens kept at most (advance)"
+    title = "states: KV slots held"
+    if table.contract:
+        title += " while the forward runs, slots a round may need (peak), tokens it keeps at most (advance)"
     return [title, *columns(rows)]
 
 
@@ -168,7 +170,8 @@ def _transitions(table: Table) -> list[str]:
         if not row.built_in:
             on = "" if row.event in row.sources else row.event
             rows += [[source, on, *_row(row, table), f"line {row.line}"] for source in row.sources]
-    lines = ["transitions: on completion of the state's forward unless `on` names an event", *columns(rows)]
+    usual = ": on completion of the state's forward unless `on` names an event" if table.forwards else ""
+    lines = [f"transitions{usual}", *columns(rows)]
     for event in table.events.values():
         if event.args and any(not row.built_in for row in table.rows_of(event.name)):
             given = ", ".join(f"{arg.name} in {to_text(arg.low)}..{to_text(arg.high)}" for arg in event.args)

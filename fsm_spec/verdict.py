@@ -151,7 +151,10 @@ def _bounds_lines(result: Checked) -> list[str]:
     prompts, limits, pool = bounds["prompts"], bounds["limits"], bounds["pool"]
     pages = " or ".join(map(str, pool["pages"]))
     two = ", ".join(map(str, limits["2"]))
-    tokens = ", ".join(f"{count} ({name})" for name, count in bounds["prefill_tokens"].items())
+    by_policy = bounds["prefill_tokens"]
+    tokens = ", ".join(f"{count} ({name})" for name, count in by_policy.items())
+    if len(set(by_policy.values())) == 1:
+        tokens = str(next(iter(by_policy.values())))
     return [
         f"{lead}; prompts of {prompts[0]} to {prompts[-1]} tokens, limits 0 to {limits['1'][-1]} (two: {two});",
         f"        {pages} pages of {pool['page_size']} slots; abort at every round; rows an iteration {tokens}",

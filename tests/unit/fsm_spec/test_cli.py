@@ -1,0 +1,456 @@
+"""The command line: exit codes, one JSON value, one sentence for a mistake, and a fast start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fsm_spec import cli, command, verdict
+from fsm_spec.cli_spec import settings_of
+from fsm_spec.errors import UserError
+from fsm_spec.load import load
+from fsm_spec.policy import Policy, Pool
+from fsm_spec.trace import TraceWriter, header
+
+FAULTY = "spec: faulty\nstats: {}\ncontract: pendin\n"
+
+
+class Result:
+    """Hold what a command line gave: exit code, standard output and error."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+    @property
+    def value(self) -> Any:  # noqa: ANN401 - whatever JSON was printed
+        """Read standard output as exactly one JSON value."""
+        return json.loads(self.out)
+
+
+def run(*args: str) -> Result:
+    """Run a command line in this process, with the core's commands alone."""
+    done = CliRunner().invoke(cli.application([]), list(args))
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return Result(done.exit_code, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> str:
+    """Write a spec with several mistakes."""
+    path = tmp_path / "faulty.yaml"
+    path.write_text(FAULTY)
+    return str(path)
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> str:
+    """Write a spec whose property does not hold."""
+    path = tmp_path / "wrong.yaml"
+    text = load("ar").text.replace("emitted > 1", "emitted > 99")
+    path.write_text(text.replace("kv == prompt + emitted - 1", "emitted < 3"))
+    return str(path)
+
+
+def test_check_holds() -> None:
+    """A spec that holds exits 0 and prints verdict, bounds, counts and every property."""
+    done = run("check", "ar")
+    assert done.code == 0
+    assert done.out.startswith("ar: holds within bounds  13 properties, 712 states, 2,581 transitions, ")
+    assert "  bounds: 1 and 2 requests; prompts of 1 to 2 tokens, limits 0 to 4 (two: 0, 2, 4);\n" in done.out
+    assert "3 or 5 pages of 2 slots; abort at every round; rows an iteration 2\n" in done.out
+    assert "  holds        built in    emitted never passes the limit\n" in done.out
+    assert "proved" not in done.out
+    assert "" == done.err
+
+
+def test_check_refutes(wrong: str) -> None:
+    """A refuted property exits 1 with its counterexample; the steps are printed once."""
+    done = run("check", wrong)
+    assert done.code == 1
+    assert "refuted the newest token alone has no KV  (always)" in done.out
+    assert "emitted 2 -> 3, kv 2 -> 3  1 -> 2  line 19\n" in done.out
+    assert "broken in step 4: request 0: prompt = 1, limit = 4, emitted = 3, kv = 3\n" in done.out
+
+
+def test_check_of_what_never_happens(tmp_path: Path) -> None:
+    """A `sometimes` that never happens is a refutation without steps."""
+    path = tmp_path / "idle.yaml"
+    path.write_text(load("ar").text.replace("emitted > 1", "emitted > 99"))
+    done = run("check", str(path))
+    assert done.code == 1
+    assert (
+        "refuted a token follows the first  (sometimes)\n    it never happens within the bounds\n" in done.out
+    )
+
+
+def test_check_repeats_no_steps(tmp_path: Path) -> None:
+    """Two properties broken by the same steps share one listing."""
+    path = tmp_path / "twice.yaml"
+    text = load("ar").text.replace(
+        '"kv == prompt + emitted - 1"', '"emitted < 2", "it ends early": "limit > emitted and emitted < 2"'
+    )
+    path.write_text(text)
+    done = run("check", str(path))
+    assert done.code == 1
+    assert "by the same steps as above; broken in step" in done.out
+
+
+def test_check_undetermined() -> None:
+    """A search that gives up exits 3 and says what may help."""
+    done = run("check", "ngram", "--max-states", "20")
+    assert done.code == 3
+    assert "given up" in done.out
+    assert "  A search was given up; a larger --max-states may decide it.\n" in done.out
+
+
+def test_check_lists_findings(faulty: str) -> None:
+    """A faulty file exits 2 with one unwrapped line a finding on standard output."""
+    done = run("check", faulty)
+    assert done.code == 2
+    lines = done.out.splitlines()
+    assert len(lines) >= 3
+    assert all(line.startswith(f"{faulty}:") for line in lines)
+    assert any('did you mean "pending"?' in line for line in lines)
+
+
+def test_check_of_several_files(faulty: str, wrong: str) -> None:
+    """Over several files 2 wins over 1, 1 over 3, 3 over 0; the rest is checked all the same."""
+    assert run("check", "ar", "linear_spec").code == 0
+    done = run("check", "ar", wrong, "--json")
+    assert done.code == 1
+    assert ["holds within bounds", "refuted"] == [each["verdict"] for each in done.value]
+    done = run("check", wrong, faulty, "ar", "missing", "--json")
+    assert done.code == 2
+    assert ["refuted", "faulty", "holds within bounds", "faulty"] == [each["verdict"] for each in done.value]
+    assert "no spec is called" in done.value[3]["error"]
+    assert run("check", "isd", wrong, "--max-states", "200").code == 1
+    assert run("check", "isd", "ar", "--max-states", "200").code == 3
+
+
+def test_check_json(faulty: str) -> None:
+    """`--json` prints one value also where the exit code is not 0: an object for one spec."""
+    done = run("check", "uno_linear", "--json")
+    assert {
+        "verdict",
+        "states",
+        "transitions",
+        "depth",
+        "seconds",
+        "properties",
+        "bounds",
+    } <= done.value.keys()
+    done = run("check", faulty, "--json")
+    assert done.code == 2
+    assert {"file", "line", "column", "path", "message"} == done.value["findings"][0].keys()
+    assert "" == done.err
+
+
+def test_check_settings() -> None:
+    """`--set` reaches the specs that know the parameter, and is refused where none does."""
+    done = run("check", "linear_spec", "--set", "b=3", "--max-states", "9", "--json")
+    assert {"b": 3} == done.value["bounds"]["params"]
+    assert run("check", "linear_spec", "ar", "--set", "b=2").code == 0
+    for options, sentence in {
+        ("--set", "bb=3"): "uno_linear: no parameter is called 'bb'; did you mean \"b\"?\n",
+        ("--set", "b=99"): "uno_linear: b=99 is out of range; choose 2 to 16\n",
+        ("--set", "b"): "--set b is no NAME=VALUE; write, for example, --set b=8\n",
+        ("--set", "b=x"): "--set b=x: 'x' is no integer; write, for example, --set b=8\n",
+        (
+            "--policy",
+            "hold",
+        ): "no policy is called 'hold' and no such file exists; did you mean \"holdback\"?\n",
+    }.items():
+        done = run("check", "uno_linear", *options)
+        assert (2, sentence) == (done.code, done.err)
+        assert "" == done.out
+
+
+def test_check_policies() -> None:
+    """A named policy replaces the two usual ones; greedy admission deadlocks."""
+    done = run("check", "ar", "--policy", "greedy", "--policy", "preempt")
+    assert done.code == 1
+    assert "rows an iteration 2\n" in done.out
+    assert "deadlock: no move changes anything any more" in done.out
+
+
+def test_check_of_an_abstract_model(tmp_path: Path) -> None:
+    """Without forwards the bounds say that there is neither pool nor scheduler."""
+    path = tmp_path / "pair.yaml"
+    path.write_text(
+        "spec: pair\nstates:\n  a: {phase: draft, round: true, start: true, kv: {}}\n"
+        "  b: {phase: commit, kv: {}, ignore: [go]}\nevents: {go: {}}\ntransitions: [{from: a, on: go, to: b}]\n"
+        "check: {eventually: b}\n"
+    )
+    done = run("check", str(path))
+    assert done.code == 0, done.out
+    assert (
+        "  bounds: 1 and 2 requests; single events of each, interleaved; no pool, no scheduler\n" in done.out
+    )
+
+
+def test_policies_with_other_budgets_are_told_apart(tmp_path: Path) -> None:
+    """The rows an iteration of each policy are named where they differ."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("policy: mine\nadmit: preempt\nprefill: {tokens: 5, mixed: true}\n")
+    done = run("check", "ar", "--policy", "reserve", "--policy", str(path))
+    assert "rows an iteration 2 (reserve), 5 (mine)\n" in done.out
+
+
+def test_settings_are_read() -> None:
+    """Names and values of `--set` lose their spaces; a contradiction is refused."""
+    assert {} == settings_of(None)
+    assert {"b": 4, "k": -1} == settings_of(["b = 4", "k=-1", "b=4"])
+    with pytest.raises(UserError, match="b was set to 4 before"):
+        settings_of(["b=4", "b=5"])
+    with pytest.raises(UserError, match="is no integer"):
+        settings_of(["b=" + "9" * 5000])
+    with pytest.raises(UserError, match="is no NAME=VALUE"):
+        settings_of(["=5"])
+
+
+@pytest.mark.parametrize(
+    ("form", "start"),
+    [("text", "ar  table "), ("mermaid", "stateDiagram-v2"), ("dot", "digraph ar {"), ("svg", "<svg ")],
+)
+def test_show(form: str, start: str, tmp_path: Path) -> None:
+    """Every form goes to standard output or to a file."""
+    done = run("show", "ar", "--format", form)
+    assert done.code == 0
+    assert done.out.startswith(start)
+    path = tmp_path / "out"
+    assert "" == run("show", "ar", "-f", form, "-o", str(path)).out
+    assert done.out == path.read_text(encoding="utf-8")
+
+
+def test_show_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a terminal the same text is shown in colour."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    command.show("ar", "text", {}, None)
+    assert "forward decode: causal, 1 row" in capsys.readouterr().out
+
+
+def test_show_settings_and_mistakes(tmp_path: Path, faulty: str) -> None:
+    """A mistake is one sentence, or the findings of the file; never a traceback."""
+    assert "n = 2 (2 to 16)" in run("show", "isd", "--set", "n=2").out
+    done = run("show", "isd", "--set", "n=1")
+    assert (2, "isd: n=1 is out of range; choose 2 to 16\n") == (done.code, done.err)
+    done = run("show", "ar", "-o", str(tmp_path / "missing" / "out"))
+    assert done.code == 2
+    assert done.err.endswith("cannot be written: No such file or directory; name another file\n")
+    done = run("show", faulty)
+    assert done.code == 2
+    assert all(line.startswith(f"{faulty}:") for line in done.err.splitlines())
+    assert run("show", "ar", "--format", "png").code == 2
+
+
+def test_export() -> None:
+    """The table as JSON has its digest, and a line for every row."""
+    value = run("export", "uno_linear", "--set", "b=3").value
+    assert {"b": 3} == value["params"]
+    assert len(value["rows"]) == len(value["lines"])
+    assert 64 == len(value["digest"])
+
+
+def test_replay(tmp_path: Path) -> None:
+    """A trace that its table allows is summed up; a broken one exits 2 with the line."""
+    table = command.table_of(load("ar"), {})
+    path = tmp_path / "trace.jsonl"
+    with path.open("w") as out:
+        TraceWriter(out, header(table, Policy(), Pool(4, 2), load("ar").text, "simulator"))
+    done = run("replay", str(path))
+    assert done.code == 0
+    assert done.out.startswith(f"{path}: every step is allowed by ar (table {table.digest[:12]})\n")
+    assert "allowed" == run("replay", str(path), "--json").value["verdict"]
+    path.write_text("nonsense\n")
+    done = run("replay", str(path), "--json")
+    assert done.code == 2
+    assert f"{path}:1: this line is no JSON record" in done.value["error"]
+
+
+def test_schema(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The committed schema is compared or written."""
+    assert run("schema", "--check").out.endswith("schema.json is up to date\n")
+    target = tmp_path / "schema.json"
+    monkeypatch.setattr("fsm_spec.schema.schema_path", lambda: target)
+    assert f"{target}\n" == run("schema").out
+    target.write_text("{}")
+    assert run("schema", "--check").code == 2
+
+
+def test_specs() -> None:
+    """The shipped specs are listed with a sentence each."""
+    done = run("specs")
+    assert done.out.splitlines()[0].split() == ["spec", "lossless", "about"]
+    assert "\nar           sampling  Plain autoregressive decoding" in done.out
+    assert {"ar", "isd"} <= {entry["name"] for entry in run("specs", "--json").value}
+
+
+def test_version_and_help() -> None:
+    """The version and every command are named."""
+    assert run("--version").out.startswith("fsm-spec ")
+    assert {"check", "show", "export", "replay", "schema", "specs"} <= set(run("--help").out.split())
+
+
+def test_usage_errors_keep_json_whole() -> None:
+    """A usage error under `--json` still prints one value."""
+    done = run("check", "--json")
+    assert done.code == 2
+    assert "Missing argument" in done.value["error"]
+    assert run("nonsense").code == 2
+
+
+def layer(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> EntryPoint:
+    """Make an installed layer of a few lines."""
+    (folder / f"layer_{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    return EntryPoint(name, f"layer_{name}:register", cli.LAYERS)
+
+
+def test_layers_are_found_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another layer adds its commands; one that is not installed names the command that installs it."""
+    good = "def register(app):\n    @app.command()\n    def hello():\n        print('hello')\n"
+    late = "def register(app):\n    @app.command()\n    def late():\n        import safetensors_missing\n"
+    entries = [
+        layer("hello", good, tmp_path, monkeypatch),
+        layer("late", late, tmp_path, monkeypatch),
+        layer("draw", "import torch_absent\n", tmp_path, monkeypatch),
+        layer("serve", "import fsm_spec.absent\n", tmp_path, monkeypatch),
+    ]
+    app = cli.application(entries)
+    runner = CliRunner()
+    assert "hello\n" == runner.invoke(app, ["hello"]).stdout
+    done = runner.invoke(app, ["draw", "--any", "option"])
+    assert (2, "this needs torch_absent, which is not installed; run: pip install torch_absent\n") == (
+        done.exit_code,
+        done.stderr,
+    )
+    done = runner.invoke(app, ["serve"])
+    assert "this part is not installed; run: pip install 'fsm-spec[executor]'\n" == done.stderr
+    done = runner.invoke(app, ["late", "--json"])
+    assert done.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("torch.nn", "executor"), ("flashinfer", "gpu"), ("ray", "ray")]
+)
+def test_missing_modules_name_their_layer(module: str, extra: str) -> None:
+    """The layer of a module is read from the package's own requirements."""
+    sentence = str(cli.missing_layer(ModuleNotFoundError("absent", name=module)))
+    assert sentence.endswith(f"run: pip install 'fsm-spec[{extra}]'")
+
+
+def failing(error: BaseException) -> typer.Typer:
+    """Build an application with a command that fails."""
+    app = cli.application([])
+
+    @app.command()
+    def fail() -> None:
+        raise error
+
+    return app
+
+
+def test_interrupt_and_missing_module() -> None:
+    """Ctrl-C exits 130 and says nothing; a module missing inside a command is a sentence."""
+    done = CliRunner().invoke(failing(KeyboardInterrupt()), ["fail"])
+    assert (130, "") == (done.exit_code, done.output)
+    done = CliRunner().invoke(failing(ModuleNotFoundError("absent", name="torch")), ["fail"])
+    assert done.exit_code == 2
+    assert "pip install 'fsm-spec[executor]'" in done.stderr
+
+
+def test_broken_pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A closed pipe exits 141, and what Python flushes at its end goes nowhere."""
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(SystemExit) as stopped:
+            failing(BrokenPipeError())(["fail"])
+        out.write("lost")
+    assert 141 == stopped.value.code
+    assert "" == (tmp_path / "out").read_text()
+
+
+def test_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The entry point loads other layers only for commands that are not the core's own."""
+    asked: list[object] = []
+
+    def build(layers: object = None) -> object:
+        asked.append(layers)
+        return lambda: None
+
+    monkeypatch.setattr(cli, "application", build)
+    monkeypatch.setattr(sys, "argv", ["fsm-spec", "check"])
+    cli.main()
+    monkeypatch.setattr(sys, "argv", ["fsm-spec"])
+    cli.main()
+    assert [[], None] == asked
+
+    def interrupted(layers: object = None) -> object:
+        raise KeyboardInterrupt(layers)
+
+    monkeypatch.setattr(cli, "application", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert 130 == stopped.value.code
+    assert "" == capsys.readouterr().out
+
+
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal's standard error shows the states searched so far."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with verdict._progress("ar") as tick:
+        assert tick is not None
+        tick(1024)
+
+
+def command_line(*args: str) -> list[str]:
+    """Give the command of a child process."""
+    return [sys.executable, "-c", "from fsm_spec.cli import main; main()", *args]
+
+
+def test_start_imports_no_heavy_library() -> None:
+    """`--help` and the options of every layer need neither torch, numba, simpy nor numpy."""
+    program = (
+        "import sys; sys.argv = ['fsm-spec', '--help']\n"
+        "from fsm_spec.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        "print([name for name in ('torch', 'numba', 'simpy', 'numpy', 'networkx', 'pydantic') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "[]" == done.stdout.splitlines()[-1]
+
+
+def test_closed_pipe_is_quiet() -> None:
+    """A reader that has gone away, as `| head` does, gives no complaint."""
+    with subprocess.Popen(
+        command_line("show", "ar"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert b"" == child.stderr.read()
+    assert 141 == child.returncode
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to a child")
+def test_interrupt_of_a_process_is_quiet() -> None:
+    """Ctrl-C during a long search exits 130 without a traceback."""
+    arguments = command_line("check", "ngram", "--set", "k=12")
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        time.sleep(1.5)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=30)
+    assert (130, b"", b"") == (child.returncode, out, err)
