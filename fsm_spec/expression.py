@@ -20,6 +20,7 @@ INT32_MAX: Final = 2**31 - 1
 COMPARISONS: Final = ("==", "!=", "<=", ">=", "<", ">")
 _FUNCTIONS: Final = ("min", "max", "ceil")
 _WORDS: Final = frozenset({"and", "or", "not", "true", "false", *_FUNCTIONS})
+_HINTS: Final = {"/": "; division is // (floor) or ceil(a, b)", "=": "; equality is =="}
 _TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z0-9_]*)|(==|!=|<=|>=|//|[-+*%()<>,]))")
 
 
@@ -90,7 +91,7 @@ class _Parser:
             match = _TOKEN.match(text, position)
             if match is None:
                 offset = position + len(text[position:]) - len(text[position:].lstrip())
-                hint = "; division is // (floor) or ceil(a, b)" if text[offset] == "/" else ""
+                hint = _HINTS.get(text[offset], "")
                 raise ExpressionError(f"{text[offset]!r} is no part of an expression{hint}", offset)
             kind = ("int", "name", "op")[(match.lastindex or 1) - 1]
             self.tokens.append((kind, match.group(match.lastindex or 1), match.start(match.lastindex or 1)))
@@ -124,8 +125,7 @@ class _Parser:
         expr = self._or(0)
         kind, text, offset = self.tokens[self.at]
         if kind != "end":
-            hint = "; equality is ==" if text == "=" else ""
-            raise ExpressionError(f"unexpected {text!r}{hint}", offset)
+            raise ExpressionError(f"unexpected {text!r}", offset)
         return expr
 
     def _or(self, depth: int) -> Expr:
