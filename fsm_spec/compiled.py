@@ -1,6 +1,6 @@
 """The compiled search: packed states in one hash set, the scheduler's own functions inside, no Python in the loop.
 
-A global state is one unsigned 64-bit word: a field a request, holding the code of its local state and, where the
+A global state is one 64-bit word: a field a request, holding the code of its local state and, where the
 scheduler hands out pages a round ahead, the pages it owns. `packed.py` builds the arrays that these functions read
 and turns words back into states; `search.py` is the same search in plain Python, and a test compares the two.
 """
@@ -18,10 +18,22 @@ import numpy as np
 
 from fsm_spec import policy
 
-RESERVE, HOLDBACK, PREEMPT, GREEDY = policy.RESERVE, policy.HOLDBACK, policy.PREEMPT, policy.GREEDY
+RESERVE, GREEDY = policy.RESERVE, policy.GREEDY
 PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
-# A word that no state packs to: `packed.py` leaves the highest bit free.
-EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
+# A model is a few plain arrays, as arrays by name in a tuple take numba ten times as long to compile.
+# Settings of a composition: places in `settings`.
+(REQUESTS, BITS, PAGE_BITS, SYMMETRY, ABORT, ADMISSION, POOL_PAGES, PAGE_SIZE, GROW, MIXED, BUDGET, MAX_RUNNING,
+ ENDED_CODE, POOL_BIT, SLOTS_BIT, SETTINGS) = range(16)  # fmt: skip
+# What is known of a local state: columns of `local`. The last five are lists of options or edges.
+(STATUS, LONGEST, PAGES, BROKEN, SHOWN, NEED, LEFT, ROWS, TAKE, FILL, FACTS) = range(11)
+# Options of a request in an iteration, and edges of a single action: columns of `options` and of `edges`.
+TARGET, USED, FAULTS, SHOWS, OPTION_FACTS = range(5)
+KIND = 1
+# Rows of `scratch`, one element a request.
+(CODES, OWNED, QUEUED, LIVE, RUNNING_, PAGES_, NEED_, LEFT_, ROWS_, NEW_PAGES, ACTIONS, TOKENS, ADMIT_TOKENS, MOVER,
+ OPTION, OPTION_PAGES, WHEEL, SCRATCH) = range(18)  # fmt: skip
+# A word that no state packs to: `packed.py` leaves the sign bit free.
+EMPTY = np.int64(-1)
 # Kinds of edges of a local state, in the search by actions.
 EVENT_EDGE, ADMIT_EDGE, PREEMPT_EDGE, ABORT_EDGE = 0, 1, 2, 3
 # Kinds of local states, in the search by rounds.
@@ -30,16 +42,16 @@ ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
 MOST_REQUESTS = 16
 
 
-def compiled(function: Any, **inner: Any) -> Any:
-    """Compile one of the scheduler's plain functions; `inner` gives the compiled forms of those that it calls."""
-    clone = FunctionType(function.__code__, {**function.__globals__, **inner}, function.__name__)
+def compiled(function: Any, name: str, **inner: Any) -> Any:
+    """Compile a plain function under a name of its own; `inner` gives the compiled functions that it calls."""
+    clone = FunctionType(function.__code__, {**function.__globals__, **inner}, name)
     clone.__module__ = function.__module__
-    clone.__qualname__ = function.__qualname__
+    clone.__qualname__ = name  # the name in numba's cache
     return numba.njit(cache=True)(clone)
 
 
-admits = compiled(policy.admits)
-decide = compiled(policy.decide, admits=admits)
+admits = compiled(policy.admits, "admits")
+decide = compiled(policy.decide, "decide", admits=admits)
 
 
 # The hash set ------------------------------------------------------------------------------------------------------
@@ -48,6 +60,7 @@ decide = compiled(policy.decide, admits=admits)
 @numba.njit(cache=True, inline="always")
 def _hash(word):
     """Mix the bits of a word (the finaliser of splitmix64)."""
+    word = np.uint64(word)
     word ^= word >> np.uint64(30)
     word *= np.uint64(0xBF58476D1CE4E5B9)
     word ^= word >> np.uint64(27)
@@ -73,7 +86,7 @@ def _insert(table, word):
 @numba.njit(cache=True)
 def _rebuilt(size, states, count):
     """Give a hash set of another size with the words of `states`."""
-    table = np.full(size, EMPTY, np.uint64)
+    table = np.full(size, EMPTY, np.int64)
     for index in range(count):
         _insert(table, states[index])
     return table
@@ -85,7 +98,7 @@ def index_of(states):
     size = 1 << 10
     while size < 2 * len(states):
         size *= 2
-    words = np.full(size, EMPTY, np.uint64)
+    words = np.full(size, EMPTY, np.int64)
     places = np.empty(size, np.int32)
     mask = np.uint64(size - 1)
     for index in range(len(states)):
@@ -117,71 +130,75 @@ def _wider(array, count, size):
 # One action of one request at a time -------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True, inline="always")
-def _alike(word, model, scratch):
+@numba.njit(cache=True)
+def _alike(word, requests, bits, values):
     """Order the fields of a word, so that states which differ only in who is who are one."""
-    bits, field = np.uint64(model.bits), model.field
-    for index in range(model.requests):
-        value = (word >> (np.uint64(index) * bits)) & field
+    field = (1 << bits) - 1
+    for index in range(requests):
+        value = (word >> (index * bits)) & field
         place = index
-        while place > 0 and scratch[place - 1] > value:
-            scratch[place] = scratch[place - 1]
+        while place > 0 and values[place - 1] > value:
+            values[place] = values[place - 1]
             place -= 1
-        scratch[place] = value
-    ordered = np.uint64(0)
-    for index in range(model.requests):
-        ordered |= scratch[index] << (np.uint64(index) * bits)
+        values[place] = value
+    ordered = 0
+    for index in range(requests):
+        ordered |= values[index] << (index * bits)
     return ordered
 
 
 @numba.njit(cache=True)
-def _actions(word, model, buffers, out):
-    """Write the successors of a state, one action of one request each, to `out`; results are those of `_rounds`."""
-    bits, field = np.uint64(model.bits), model.field
-    used = 0
-    live = 0
-    promised = 0
-    broken = np.uint64(0)
-    shown = np.uint64(0)
+def actions(word, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out):
+    """Write the successors of a state, one action of one request each, to `out`; results are those of `rounds`.
+
+    `lists[code]` and `lists[code + 1]` bound the edges of a local state in `options` (target, kind).
+    """
+    requests, bits, admission, pool_pages = settings[REQUESTS], settings[BITS], settings[ADMISSION], settings[POOL_PAGES]
+    grow, symmetry = settings[GROW], settings[SYMMETRY]
+    field = (1 << bits) - 1
+    used, live, promised, broken, shown = 0, 0, 0, 0, 0
     ended = True
-    for index in range(model.requests):
-        code = (word >> (np.uint64(index) * bits)) & field
-        used += model.pages[code]
-        broken |= model.broken[code]
-        shown |= model.shown[code]
-        ended = ended and model.status[code] == ENDED
-        if model.status[code] == RUNNING:
+    for index in range(requests):
+        code = (word >> (index * bits)) & field
+        used += local[code, PAGES]
+        broken |= local[code, BROKEN]
+        shown |= local[code, SHOWN]
+        status = local[code, STATUS]
+        ended = ended and status == ENDED
+        if status == RUNNING:
             live += 1
-            promised += model.longest[code]
-    if used > model.pool_pages:
-        broken |= model.pool_bit
+            promised += local[code, LONGEST]
+    if used > pool_pages:
+        broken |= settings[POOL_BIT]
     count = 0
     others = 0
-    for index in range(model.requests):
-        shift = np.uint64(index) * bits
+    for index in range(requests):
+        shift = index * bits
         code = (word >> shift) & field
         rest = word & ~(field << shift)
+        pages = local[code, PAGES]
         blocked = False
-        for edge in range(model.edges[code], model.edges[code + np.uint64(1)]):
-            kind = model.kinds[edge]
-            target = model.targets[edge]
-            grows = model.pages[target] - model.pages[code]
-            if kind == ADMIT_EDGE:
-                longest = promised + model.longest[target]
-                if not admits(model.admission, live, used, grows, longest, model.grow, model.pool_pages):
+        for edge in range(lists[code], lists[code + 1]):
+            target = options[edge, TARGET]
+            kind = options[edge, KIND]
+            grows = local[target, PAGES] - pages
+            if kind == EVENT_EDGE:
+                if grows > 0 and used + grows > pool_pages:
+                    blocked = True
+                    continue
+            elif kind == ADMIT_EDGE:
+                longest = promised + local[target, LONGEST]
+                if not admits(admission, live, used, grows, longest, grow, pool_pages):
                     continue
             elif kind == PREEMPT_EDGE:
                 # These edges come last: a request gives its pages back only where it is blocked itself.
-                if not blocked or model.admission == RESERVE or model.admission == GREEDY:
+                if not blocked or admission == RESERVE or admission == GREEDY:
                     continue
-            elif kind == ABORT_EDGE:
+            else:
                 others += 1
-            elif grows > 0 and used + grows > model.pool_pages:
-                blocked = True
-                continue
             after = rest | (target << shift)
             if count < len(out):
-                out[count] = _alike(after, model, buffers.scratch) if model.symmetry else after
+                out[count] = _alike(after, requests, bits, scratch[WHEEL]) if symmetry else after
             count += 1
     return count, broken, shown, not ended and count == others
 
@@ -189,206 +206,176 @@ def _actions(word, model, buffers, out):
 # One iteration of the scheduler at a time --------------------------------------------------------------------------
 
 
-@numba.njit(cache=True, inline="always")
-def _packed(codes, owned, model):
+@numba.njit(cache=True)
+def _packed(settings, local, scratch):
     """Pack codes and pages; with symmetry, requests that have ended lose their places."""
-    word = np.uint64(0)
+    requests, bits, page_bits, ended = settings[REQUESTS], settings[BITS], settings[PAGE_BITS], settings[ENDED_CODE]
+    symmetry = settings[SYMMETRY]
+    word = 0
     place = 0
-    for index in range(model.requests):
-        if model.symmetry and model.status[codes[index]] == ENDED:
+    for index in range(requests):
+        code = scratch[CODES, index]
+        if symmetry and code == ended:
             continue
-        value = (np.uint64(codes[index]) << np.uint64(model.page_bits)) | np.uint64(owned[index])
-        word |= value << (np.uint64(place) * np.uint64(model.bits))
+        word |= ((code << page_bits) | scratch[OWNED, index]) << (place * bits)
         place += 1
-    while place < model.requests:
-        value = np.uint64(model.ended_code) << np.uint64(model.page_bits)
-        word |= value << (np.uint64(place) * np.uint64(model.bits))
+    while place < requests:
+        word |= (ended << page_bits) << (place * bits)
         place += 1
     return word
 
 
 @numba.njit(cache=True)
-def _rounds(word, model, buffers, out):
+def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out):
     """Write the successors of a state to `out`: arrivals, aborts, and every outcome of one iteration.
 
+    `lists[k]` and `lists[k + 1]` bound option list k; `prefills[code, n]` and `admits_[code, n]` give the list of
+    a request that prefills n tokens, now or at its admission (columns 0 of both, for a running one: its round, its
+    preemption).
     Gives their number (above the length of `out`: a longer one is needed), the properties broken and those shown
     (bits), and whether requests are left that nothing can move.
     """
-    bits, field, page_bits = np.uint64(model.bits), model.field, np.uint64(model.page_bits)
-    codes, owned = buffers.codes, buffers.owned
-    for index in range(model.requests):
-        value = (word >> (np.uint64(index) * bits)) & field
-        codes[index] = value >> page_bits
-        owned[index] = value & ((np.uint64(1) << page_bits) - np.uint64(1))
+    requests, bits, page_bits = settings[REQUESTS], settings[BITS], settings[PAGE_BITS]
+    field, page_field = (1 << bits) - 1, (1 << page_bits) - 1
+    for index in range(requests):
+        value = (word >> (index * bits)) & field
+        scratch[CODES, index] = value >> page_bits
+        scratch[OWNED, index] = value & page_field
+    # Arrivals and aborts: each changes one request. The first absent one is the next to come.
     count = 0
     active = False
-    for index in range(model.requests):
-        code, pages = codes[index], owned[index]
-        status = model.status[code]
-        if status == ABSENT:
-            # Requests are numbered as they arrive, so the first absent one is the next to come.
-            for arrival in model.arrivals:
-                codes[index] = arrival
-                if count < len(out):
-                    out[count] = _packed(codes, owned, model)
-                count += 1
-            codes[index] = code
-            break
+    for index in range(requests):
+        code, pages = scratch[CODES, index], scratch[OWNED, index]
+        status = local[code, STATUS]
         if status == ENDED:
             continue
+        changes = len(arrivals) if status == ABSENT else settings[ABORT]
+        for change in range(changes):
+            scratch[CODES, index] = arrivals[change] if status == ABSENT else settings[ENDED_CODE]
+            scratch[OWNED, index] = 0
+            if count < len(out):
+                out[count] = _packed(settings, local, scratch)
+            count += 1
+        scratch[CODES, index], scratch[OWNED, index] = code, pages
+        if status == ABSENT:
+            break
         active = True
-        if model.abort:
-            codes[index], owned[index] = model.ended_code, 0
-            if count < len(out):
-                out[count] = _packed(codes, owned, model)
-            count += 1
-            codes[index], owned[index] = code, pages
     if not active:
-        return count, np.uint64(0), np.uint64(0), False
+        return count, 0, 0, False
     others = count
-    count, broken, shown, still = _iterate(word, model, buffers, out, count)
-    return count, broken, shown, still or count == others
-
-
-@numba.njit(cache=True)
-def _iterate(word, model, buffers, out, count):
-    """Write every outcome of one iteration behind the first `count` successors."""
-    codes, owned = buffers.codes, buffers.owned
-    live = 0
-    waiting = 0
-    promised = 0
-    for index in range(model.requests):
-        code = codes[index]
-        status = model.status[code]
-        if status == WAITING:
-            buffers.queue[waiting, 0] = model.take[code]
-            buffers.queue[waiting, 1] = model.longest[code]
-            buffers.queue[waiting, 2] = model.fill[code]
-            buffers.queued[waiting] = index
-            waiting += 1
-        elif status == PREFILLING or status == RUNNING:
-            buffers.running[live] = status == RUNNING
-            buffers.pages[live] = owned[index]
-            buffers.need[live] = model.need[code] if status == RUNNING else owned[index]
-            buffers.left[live] = model.left[code]
-            buffers.rows[live] = model.rows[code]
-            buffers.new_pages[live] = 0
-            buffers.actions[live] = 0
-            buffers.tokens[live] = 0
-            buffers.live[live] = index
-            promised += model.longest[code]
-            live += 1
-    buffers.admit_tokens[:waiting] = 0
-    admitted = decide(
-        model.admission, model.mixed, model.budget, model.max_running, model.pool_pages, model.grow, promised,
-        buffers.running[:live], buffers.pages[:live], buffers.need[:live], buffers.left[:live], buffers.rows[:live],
-        buffers.queue[:waiting], buffers.new_pages[:live], buffers.actions[:live], buffers.tokens[:live],
-        buffers.admit_tokens[:waiting],
-    )  # fmt: skip
+    moving, held = _planned(settings, local, prefills, admits_, scratch, queue)
+    broken = settings[POOL_BIT] if held > settings[POOL_PAGES] else 0
+    shown = 0
+    still = False
     # Every request that moves has a list of options; the product of the lists is walked like an odometer.
-    moving = 0
-    held = 0
-    for place in range(live):
-        index = buffers.live[place]
-        code = codes[index]
-        action = buffers.actions[place]
-        pages = buffers.new_pages[place]
-        if action == PREEMPTED:
-            option = model.preempt_options[code]
-            pages = 0
-        elif action == RUNS:
-            option = model.round_options[code]
-        elif buffers.tokens[place] > 0:
-            option = model.prefill_options[code, buffers.tokens[place]]
-        else:
-            owned[index] = pages
-            held += pages
-            continue
-        buffers.mover[moving], buffers.option[moving], buffers.option_pages[moving] = index, option, pages
-        held += pages
-        moving += 1
-    for place in range(admitted):
-        index = buffers.queued[place]
-        option = model.admit_options[codes[index], buffers.admit_tokens[place]]
-        buffers.mover[moving], buffers.option[moving] = index, option
-        buffers.option_pages[moving] = buffers.queue[place, 0]
-        held += buffers.queue[place, 0]
-        moving += 1
-    broken = np.uint64(0)
-    shown = np.uint64(0)
-    if held > model.pool_pages:
-        broken |= model.pool_bit
-    still = moving == 0
-    if moving == 0:
-        after = _packed(codes, owned, model)
-        if after != word:
-            still = False
-            if count < len(out):
-                out[count] = after
-            count += 1
-        return count, broken, shown, still
-    wheel = buffers.wheel
     for place in range(moving):
-        wheel[place] = model.option_start[buffers.option[place]]
-        if wheel[place] == model.option_start[buffers.option[place] + 1]:
-            return count, broken, shown, still
+        scratch[WHEEL, place] = lists[scratch[OPTION, place]]
     while True:
-        ends = False
+        lost = False
         for place in range(moving):
-            index, at = buffers.mover[place], wheel[place]
-            target = model.option_target[at]
-            pages = buffers.option_pages[place]
-            faults = model.option_broken[at]
-            if model.option_used[at] > pages * model.page_size and model.status[target] != WAITING:
-                faults |= model.slots_bit
-            broken |= faults
-            shown |= model.option_shown[at]
+            index, at, pages = scratch[MOVER, place], scratch[WHEEL, place], scratch[OPTION_PAGES, place]
+            target = options[at, TARGET]
+            broken |= options[at, FAULTS]
+            shown |= options[at, SHOWS]
             if target < 0:
-                ends = True
-                break
-            codes[index] = target
-            owned[index] = 0 if model.status[target] == ENDED or model.status[target] == WAITING else pages
-        if not ends:
-            after = _packed(codes, owned, model)
-            if after == word:
-                still = True
+                lost = True
+                continue
+            status = local[target, STATUS]
+            if options[at, USED] > pages * settings[PAGE_SIZE] and status != WAITING:
+                broken |= settings[SLOTS_BIT]
+            scratch[CODES, index] = target
+            scratch[OWNED, index] = 0 if status == ENDED or status == WAITING else pages
+        if not lost:
+            after = _packed(settings, local, scratch)
+            still = still or after == word
             if count < len(out):
                 out[count] = after
             count += 1
         place = moving - 1
         while place >= 0:
-            wheel[place] += 1
-            if wheel[place] < model.option_start[buffers.option[place] + 1]:
+            scratch[WHEEL, place] += 1
+            if scratch[WHEEL, place] < lists[scratch[OPTION, place] + 1]:
                 break
-            wheel[place] = model.option_start[buffers.option[place]]
+            scratch[WHEEL, place] = lists[scratch[OPTION, place]]
             place -= 1
         if place < 0:
-            return count, broken, shown, still
+            return count, broken, shown, still or count == others
 
 
+@numba.njit(cache=True)
+def _planned(settings, local, prefills, admits_, scratch, queue):
+    """Let the scheduler decide; give how many requests move, by which options, and the pages held meanwhile."""
+    live, waiting, promised = 0, 0, 0
+    for index in range(settings[REQUESTS]):
+        code = scratch[CODES, index]
+        status = local[code, STATUS]
+        if status == WAITING:
+            queue[waiting, 0] = local[code, TAKE]
+            queue[waiting, 1] = local[code, LONGEST]
+            queue[waiting, 2] = local[code, FILL]
+            scratch[QUEUED, waiting] = index
+            scratch[ADMIT_TOKENS, waiting] = 0
+            waiting += 1
+        elif status == PREFILLING or status == RUNNING:
+            scratch[RUNNING_, live] = status == RUNNING
+            scratch[PAGES_, live] = scratch[OWNED, index]
+            scratch[NEED_, live] = local[code, NEED] if status == RUNNING else scratch[OWNED, index]
+            scratch[LEFT_, live] = local[code, LEFT]
+            scratch[ROWS_, live] = local[code, ROWS]
+            scratch[ACTIONS, live] = 0
+            scratch[TOKENS, live] = 0
+            scratch[LIVE, live] = index
+            promised += local[code, LONGEST]
+            live += 1
+    admitted = decide(
+        settings[ADMISSION], settings[MIXED], settings[BUDGET], settings[MAX_RUNNING], settings[POOL_PAGES],
+        settings[GROW], promised, scratch[RUNNING_, :live], scratch[PAGES_, :live], scratch[NEED_, :live],
+        scratch[LEFT_, :live], scratch[ROWS_, :live], queue[:waiting], scratch[NEW_PAGES, :live],
+        scratch[ACTIONS, :live], scratch[TOKENS, :live], scratch[ADMIT_TOKENS, :waiting],
+    )  # fmt: skip
+    moving, held = 0, 0
+    for place in range(live):
+        index = scratch[LIVE, place]
+        code, pages, option = scratch[CODES, index], scratch[NEW_PAGES, place], -1
+        if scratch[ACTIONS, place] == PREEMPTED:
+            option, pages = admits_[code, 0], 0
+        elif scratch[ACTIONS, place] == RUNS:
+            option = prefills[code, 0]
+        elif scratch[TOKENS, place] > 0:
+            option = prefills[code, scratch[TOKENS, place]]
+        held += pages
+        if option < 0:
+            scratch[OWNED, index] = pages
+            continue
+        scratch[MOVER, moving], scratch[OPTION, moving], scratch[OPTION_PAGES, moving] = index, option, pages
+        moving += 1
+    for place in range(admitted):
+        index = scratch[QUEUED, place]
+        option = admits_[scratch[CODES, index], scratch[ADMIT_TOKENS, place]]
+        scratch[MOVER, moving], scratch[OPTION, moving], scratch[OPTION_PAGES, moving] = index, option, queue[place, 0]
+        held += queue[place, 0]
+        moving += 1
+    return moving, held
 
 
 # The search --------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
-def search(start, model, buffers, max_states):
+def _search(start, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, max_states):
     """Search all reachable states level by level.
 
     Gives the states in the order found; the number of moves; where each level starts; by property (bit) the first
     state that breaks it; the properties shown (bits); the first state that is stuck (-1: none); and whether all
     reachable states were searched.
     """
-    table = np.full(1 << 12, EMPTY, np.uint64)
-    states = np.empty(1 << 11, np.uint64)
+    table = np.full(1 << 12, EMPTY, np.int64)
+    states = np.empty(1 << 11, np.int64)
     levels = np.zeros(1 << 8, np.int64)
-    first = np.full(64, -1, np.int64)
-    out = np.empty(1 << 8, np.uint64)
+    first = np.full(63, -1, np.int64)
+    out = np.empty(1 << 8, np.int64)
     states[0] = start
     _insert(table, start)
-    count, at, moves, level, level_end = 1, 0, 0, 0, 1
-    stuck = -1
-    shown = np.uint64(0)
+    count, at, moves, level, level_end, stuck, shown = 1, 0, 0, 0, 1, -1, 0
     complete = True
     while at < count:
         if at == level_end:
@@ -397,13 +384,17 @@ def search(start, model, buffers, max_states):
                 levels = _wider(levels, level, 2 * level)
             levels[level] = at
             level_end = count
-        found, broken, shows, still = _successors(states[at], model, buffers, out)
-        if found > len(out):
-            out = np.empty(2 * found, np.uint64)
-            found, broken, shows, still = _successors(states[at], model, buffers, out)
+        again = True
+        while again:
+            found, broken, shows, still = successors(
+                states[at], settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out
+            )
+            again = found > len(out)
+            if again:
+                out = np.empty(2 * found, np.int64)
         if broken:
-            for bit in range(64):
-                if first[bit] < 0 and (broken >> np.uint64(bit)) & np.uint64(1):
+            for bit in range(63):
+                if first[bit] < 0 and (broken >> bit) & 1:
                     first[bit] = at
         shown |= shows
         if still and stuck < 0:
@@ -424,60 +415,62 @@ def search(start, model, buffers, max_states):
     return states[:count], moves, levels[: level + 1], first, shown, stuck, complete
 
 
-@numba.njit(cache=True)
-def _successors(word, model, buffers, out):
-    if model.by_rounds:
-        return _rounds(word, model, buffers, out)
-    return _actions(word, model, buffers, out)
-
-
-@numba.njit(cache=True)
-def cycle(states, words, places, model, buffers):
+def _cycle(states, words, places, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue):
     """Find a cycle among all reachable states, depth first; give its places in `states`, or nothing.
 
     What moves a request on (tokens emitted, committed slots of an abstract model) never falls, so a cycle holds no
     progress, and all of it can repeat for ever.
     """
-    new, open_, closed = np.uint8(0), np.uint8(1), np.uint8(2)
+    fresh, opened, closed = np.uint8(0), np.uint8(1), np.uint8(2)
     colour = np.zeros(len(states), np.uint8)
-    out = np.empty(1 << 8, np.uint64)
+    out = np.empty(1 << 8, np.int64)
     nodes = np.empty(1 << 10, np.int32)
-    ends = np.empty(1 << 10, np.int64)
+    starts = np.empty(1 << 10, np.int64)
     arena = np.empty(1 << 12, np.int32)
     nodes[0] = 0
     depth, filled = 1, 0
-    expanded = False
+    entered = False
     while depth:
         node = nodes[depth - 1]
-        if not expanded:
-            colour[node] = open_
-            found, _, _, _ = _successors(states[node], model, buffers, out)
-            if found > len(out):
-                out = np.empty(2 * found, np.uint64)
-                found, _, _, _ = _successors(states[node], model, buffers, out)
+        if not entered:
+            entered = True
+            colour[node] = opened
+            starts[depth - 1] = filled
+            again = True
+            while again:
+                found, _, _, _ = successors(
+                    states[node], settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out
+                )
+                again = found > len(out)
+                if again:
+                    out = np.empty(2 * found, np.int64)
             if filled + found > len(arena):
                 arena = _wider(arena, filled, 2 * (filled + found))
             for index in range(found):
                 arena[filled] = _place(words, places, out[index])
                 filled += 1
-            ends[depth - 1] = filled - found
-            expanded = True
-        if filled == ends[depth - 1]:
+        if filled == starts[depth - 1]:
             colour[node] = closed
             depth -= 1
             continue
         filled -= 1
         successor = arena[filled]
-        if colour[successor] == open_ and successor != node:
-            start = depth - 1
-            while nodes[start] != successor:
-                start -= 1
-            return nodes[start:depth].copy()
-        if colour[successor] == new:
+        if colour[successor] == opened and successor != node:
+            first = depth - 1
+            while nodes[first] != successor:
+                first -= 1
+            return nodes[first:depth].copy()
+        if colour[successor] == fresh:
             if depth == len(nodes):
                 nodes = _wider(nodes, depth, 2 * depth)
-                ends = _wider(ends, depth, 2 * depth)
+                starts = _wider(starts, depth, 2 * depth)
             nodes[depth] = successor
             depth += 1
-            expanded = False
+            entered = False
     return nodes[:0].copy()
+
+
+search_actions = compiled(_search, "search_actions", successors=actions)
+search_rounds = compiled(_search, "search_rounds", successors=rounds)
+cycle_of_actions = compiled(_cycle, "cycle_of_actions", successors=actions)
+cycle_of_rounds = compiled(_cycle, "cycle_of_rounds", successors=rounds)

@@ -7,13 +7,12 @@ same ways with the same properties broken.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fsm_spec import life_cycle, properties
 from fsm_spec.errors import UserError
-from fsm_spec.expression import evaluate
 from fsm_spec.policy import ADMISSIONS, Policy, Pool, block_rows, fill_slots, longest_pages
 from fsm_spec.table import END, PREFILL, WAIT
 
@@ -24,107 +23,67 @@ if TYPE_CHECKING:
 
     from fsm_spec.automaton import Automaton, Values, Way
 
-ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
+# Codes of local states that every packing has: a request that has not arrived, and one that has ended.
+ABSENT_CODE, ENDED_CODE = 0, 1
 WORD_BITS = 63
+MOST_REQUESTS = 16
+# Statuses, settings and columns are those that `compiled.py` reads; it is not imported here, as numba is slow to load.
+ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
 
 
 class Model(NamedTuple):
-    """Hold what `compiled.py` reads; arrays of the form of search that is not used are empty."""
+    """Hold the arrays that `compiled.py` reads, in the order of its arguments; all int64."""
 
-    by_rounds: bool
+    settings: NDArray[np.int64]
+    local: NDArray[np.int64]
+    lists: NDArray[np.int64]
+    options: NDArray[np.int64]
+    prefills: NDArray[np.int64]
+    admits: NDArray[np.int64]
+    arrivals: NDArray[np.int64]
+    scratch: NDArray[np.int64]
+    queue: NDArray[np.int64]
+
+
+class Settings(NamedTuple):
+    """Hold the settings of a composition, in the order of `compiled.py`."""
+
     requests: int
     bits: int
     page_bits: int
-    field: Any
-    symmetry: bool
-    abort: bool
+    symmetry: int
+    abort: int
     admission: int
     pool_pages: int
     page_size: int
     grow: int
-    mixed: bool
+    mixed: int
     budget: int
     max_running: int
     ended_code: int
-    pool_bit: Any
-    slots_bit: Any
-    status: NDArray[np.int8]
-    longest: NDArray[np.int64]
-    # By actions: edges of each code, pages it holds, properties it breaks and shows.
-    edges: NDArray[np.int64]
-    targets: NDArray[np.uint64]
-    kinds: NDArray[np.int8]
-    pages: NDArray[np.int64]
-    broken: NDArray[np.uint64]
-    shown: NDArray[np.uint64]
-    # By rounds: what the scheduler reads of each code, and lists of options.
-    arrivals: NDArray[np.int64]
-    need: NDArray[np.int64]
-    left: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    take: NDArray[np.int64]
-    fill: NDArray[np.int64]
-    round_options: NDArray[np.int64]
-    preempt_options: NDArray[np.int64]
-    prefill_options: NDArray[np.int64]
-    admit_options: NDArray[np.int64]
-    option_start: NDArray[np.int64]
-    option_target: NDArray[np.int64]
-    option_used: NDArray[np.int64]
-    option_broken: NDArray[np.uint64]
-    option_shown: NDArray[np.uint64]
+    pool_bit: int
+    slots_bit: int
 
 
-class Buffers(NamedTuple):
-    """Hold scratch arrays of the compiled search, one element a request."""
+class Local(NamedTuple):
+    """Hold what is known of a local state, in the order of `compiled.py`."""
 
-    scratch: NDArray[np.uint64]
-    codes: NDArray[np.int64]
-    owned: NDArray[np.int64]
-    queue: NDArray[np.int64]
-    queued: NDArray[np.int64]
-    running: NDArray[np.bool_]
-    pages: NDArray[np.int64]
-    need: NDArray[np.int64]
-    left: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    new_pages: NDArray[np.int64]
-    actions: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    live: NDArray[np.int64]
-    admit_tokens: NDArray[np.int64]
-    mover: NDArray[np.int64]
-    option: NDArray[np.int64]
-    option_pages: NDArray[np.int64]
-    wheel: NDArray[np.int64]
-
-
-def buffers(requests: int) -> Buffers:
-    """Make scratch arrays for so many requests."""
-    shapes = {"queue": (requests, 3)}
-    kinds: dict[str, Any] = {"scratch": np.uint64, "running": np.bool_}
-    return Buffers(
-        *(np.zeros(shapes.get(name, requests), kinds.get(name, np.int64)) for name in Buffers._fields)
-    )
-
-
-def no_arrays() -> dict[str, Any]:
-    """Give empty arrays for every array field of a model."""
-    kinds = {"status": np.int8, "kinds": np.int8}
-    words = {"targets", "broken", "shown", "option_broken", "option_shown"}
-    flat = Model._fields[Model._fields.index("status") :]
-    arrays: dict[str, Any] = {
-        name: np.zeros(0, np.uint64 if name in words else kinds.get(name, np.int64)) for name in flat
-    }
-    for name in ("prefill_options", "admit_options"):
-        arrays[name] = np.zeros((0, 0), np.int64)
-    return arrays
+    status: int = 0
+    longest: int = 0
+    pages: int = 0
+    broken: int = 0
+    shown: int = 0
+    need: int = 0
+    left: int = 0
+    rows: int = 0
+    take: int = 0
+    fill: int = 0
 
 
 def fit_word(requests: int, codes: int, page_bits: int) -> int:
     """Give the bits of a request's field; raises UserError naming the most requests that fit a word."""
     bits = max(1, (codes - 1).bit_length()) + page_bits
-    most = min(WORD_BITS // bits, 16)
+    most = min(WORD_BITS // bits, MOST_REQUESTS)
     if requests > most:
         raise UserError(
             f"{requests} requests of {codes} local states do not pack into one word; "
@@ -207,88 +166,96 @@ class RoundsPacking:
         return len(options.start) - 2
 
     def _model(self, arrivals: list[int], *, symmetry: bool, abort: bool) -> Model:
-        table, policy, pool = self.table, self.policy, self.pool
-        lists: dict[str, list[Any]] = {name: [] for name in ("round", "preempt", "prefill", "admit")}
-        local: dict[str, list[int]] = {n: [] for n in ("status", "need", "left", "rows", "take", "fill", "longest")}
-        code = 0
-        while code < len(self.values):
-            self._add_local(code, lists, local)
-            code += 1
-        widest = 1 + max((len(entry) for name in ("prefill", "admit") for entry in lists[name]), default=0)
-        page_bits = max(1, pool.pages.bit_length())
-        bits = fit_word(self.requests, len(self.values), page_bits)
-        arrays = no_arrays() | {
-            name: np.array(values, np.int8 if name == "status" else np.int64) for name, values in local.items()
-        }
-        for name in ("round", "preempt"):
-            arrays[f"{name}_options"] = np.array(lists[name], np.int64)
-        for name in ("prefill", "admit"):
-            arrays[f"{name}_options"] = np.array([[*entry, *[-1] * (widest - len(entry))] for entry in lists[name]])
-        options = self._options
-        for name in ("start", "target", "used"):
-            arrays[f"option_{name}"] = np.array(getattr(options, name), np.int64)
-        for name in ("broken", "shown"):
-            arrays[f"option_{name}"] = np.array(getattr(options, name), np.uint64)
-        arrays["arrivals"] = np.array(arrivals, np.int64)
-        return Model(
-            by_rounds=True,
+        """Enumerate local states from the arrivals on, and write the arrays."""
+        local: list[Local] = []
+        prefills: list[list[int]] = []
+        admits: list[list[int]] = []
+        while len(local) < len(self.values):
+            facts, prefill, admit = self._local(len(local))
+            local.append(facts)
+            prefills.append(prefill)
+            admits.append(admit)
+        page_bits = max(1, self.pool.pages.bit_length())
+        settings = Settings(
             requests=self.requests,
-            bits=bits,
+            bits=fit_word(self.requests, len(self.values), page_bits),
             page_bits=page_bits,
-            field=np.uint64((1 << bits) - 1),
             symmetry=symmetry,
             abort=abort,
-            admission=ADMISSIONS.index(policy.admit),
-            pool_pages=pool.pages,
-            page_size=pool.page_size,
-            grow=int(pool.pages_of(table.peak)),
-            mixed=policy.prefill.mixed,
-            budget=policy.prefill.tokens,
-            max_running=policy.max_running,
-            ended_code=1,
-            pool_bit=np.uint64(self._bits([properties.POOL], self.sentences)),
-            slots_bit=np.uint64(self._bits([properties.SLOTS], self.sentences)),
-            **arrays,
+            admission=ADMISSIONS.index(self.policy.admit),
+            pool_pages=self.pool.pages,
+            page_size=self.pool.page_size,
+            grow=int(self.pool.pages_of(self.table.peak)),
+            mixed=self.policy.prefill.mixed,
+            budget=self.policy.prefill.tokens,
+            max_running=self.policy.max_running,
+            ended_code=ENDED_CODE,
+            pool_bit=self._bits([properties.POOL], self.sentences),
+            slots_bit=self._bits([properties.SLOTS], self.sentences),
         )
+        options = self._options
+        columns = (options.target, options.used, options.broken, options.shown)
+        return model(settings, local, options.start, list(zip(*columns, strict=True)), prefills, admits, arrivals)
 
-    def _add_local(self, code: int, lists: dict[str, list[Any]], local: dict[str, list[int]]) -> None:
-        """Add what the scheduler reads of a local state, and the options it gives a request there."""
-        entry = dict.fromkeys(local, 0)
-        options: dict[str, Any] = {"round": -1, "preempt": -1, "prefill": [], "admit": []}
-        if code < 2:
-            entry["status"] = (ABSENT, ENDED)[code]
-        else:
-            self._add_live(self.values[code], entry, options)
-        for name, value in entry.items():
-            local[name].append(value)
-        for name, value in options.items():
-            lists[name].append(value)
+    def _local(self, code: int) -> tuple[Local, list[int], list[int]]:
+        """Give the facts of a local state, and its lists of options by tokens prefilled.
 
-    def _add_live(self, values: Values, entry: dict[str, int], options: dict[str, Any]) -> None:
-        automaton, table, pool = self.automaton, self.table, self.pool
+        A running request's round and preemption are in the first places.
+        """
+        if code in (ABSENT_CODE, ENDED_CODE):
+            return Local(status=ABSENT if code == ABSENT_CODE else ENDED), [], []
+        automaton, table, pool, values = self.automaton, self.table, self.pool, self.values[code]
         columns = automaton.columns(values)
         state = table.states[values[0]]
         fill = fill_slots(table, columns["prompt"], columns["emitted"])
-        entry["longest"] = longest_pages(table, pool, columns["prompt"], columns["limit"])
+        longest = longest_pages(table, pool, columns["prompt"], columns["limit"])
+        budget = self.policy.prefill.tokens
         if state.name == WAIT:
-            entry["status"] = WAITING
-            if columns["limit"] > columns["emitted"]:
-                entry["fill"], entry["take"] = fill, int(pool.pages_of(fill))
-            else:
-                entry["longest"] = 0
-            most = min(entry["fill"], self.policy.prefill.tokens)
-            options["admit"] = [self._list(automaton.admit(values, tokens)) for tokens in range(most + 1)]
-            return
-        options["preempt"] = self._list(automaton.alone(values, life_cycle.PREEMPT))
+            if columns["limit"] <= columns["emitted"]:
+                return Local(WAITING), [], [self._list(automaton.admit(values, 0))]
+            facts = Local(WAITING, longest, take=int(pool.pages_of(fill)), fill=fill)
+            lists = [self._list(automaton.admit(values, n)) for n in range(min(fill, budget) + 1)]
+            return facts, [], lists
+        preempt = [self._list(automaton.alone(values, life_cycle.PREEMPT))]
         if state.name == PREFILL:
-            entry["status"], entry["left"] = PREFILLING, fill - columns["kv"]
-            most = min(entry["left"], self.policy.prefill.tokens)
-            options["prefill"] = [-1, *(self._list(automaton.prefill(values, n)) for n in range(1, most + 1))]
-            return
-        entry["status"] = RUNNING
-        entry["need"] = int(pool.pages_of(columns["kv"] + state.peak))
-        entry["rows"] = int(block_rows(table)[values[0]])
-        options["round"] = self._list(automaton.round(values))
+            left = fill - columns["kv"]
+            lists = [self._list(automaton.prefill(values, n)) for n in range(1, min(left, budget) + 1)]
+            return Local(PREFILLING, longest, left=left), [-1, *lists], preempt
+        need = int(pool.pages_of(columns["kv"] + state.peak))
+        rows = int(block_rows(table)[values[0]])
+        return Local(RUNNING, longest, need=need, rows=rows), [self._list(automaton.round(values))], preempt
 
 
-__all__ = ["Buffers", "Model", "RoundsPacking", "buffers", "evaluate", "fit_word", "no_arrays"]
+def model(
+    settings: Settings,
+    local: Sequence[Local],
+    lists: Sequence[int],
+    options: Sequence[tuple[int, ...]],
+    prefills: Sequence[Sequence[int]] = (),
+    admits: Sequence[Sequence[int]] = (),
+    arrivals: Sequence[int] = (),
+) -> Model:
+    """Write the arrays of a composition."""
+    return Model(
+        np.array(settings, np.int64),
+        np.array(local, np.int64),
+        np.array(lists, np.int64),
+        np.array(options, np.int64),
+        _square(prefills),
+        _square(admits),
+        np.array(arrivals, np.int64),
+        np.zeros((_SCRATCH_ROWS, settings.requests), np.int64),
+        np.zeros((settings.requests, 3), np.int64),
+    )
+
+
+# Rows of scratch space that `compiled.py` names.
+_SCRATCH_ROWS = 17
+
+
+def _square(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    width = max((len(row) for row in rows), default=0)
+    return np.array([[*row, *[-1] * (width - len(row))] for row in rows], np.int64).reshape(len(rows), width)
+
+
+__all__ = ["ENDED_CODE", "Local", "Model", "RoundsPacking", "Settings", "fit_word", "model"]
