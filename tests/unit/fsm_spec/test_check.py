@@ -510,7 +510,7 @@ class Graph:
         # A state that leads to itself beside the end.
         ({0: [0, 99]}, [0, 0]),
         # A way to the end beside a way into a cycle.
-        ({0: [1, 99], 1: [1]}, [0, 1, 1]),
+        ({0: [1, 99], 1: [2], 2: [1]}, [0, 1, 2, 1]),
         # A bridge between two cycles is met before either; the nearest state that is on a cycle counts.
         ({0: [1, 2], 1: [4, 99], 2: [3], 3: [2, 1], 4: [5, 1], 5: [99, 4]}, [0, 1, 4, 1]),
         ({0: [1, 2], 1: [4], 2: [3], 3: [2, 1], 4: [5], 5: [6, 99], 6: [4, 5]}, [0, 2, 3, 2]),
