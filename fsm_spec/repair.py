@@ -124,8 +124,7 @@ class Draft:
         self.torn.add(path[:-1])
 
     def _report(self, path: Path, message: str, place: Position | None = None) -> None:
-        if len(self.faults) < MAX_FINDINGS:
-            self.faults.append((path, message, place))
+        self.faults.append((path, message, place))
 
     # Kinds of errors --------------------------------------------------------------------------------------------
 
@@ -170,8 +169,8 @@ class Draft:
         key, holder = str(path[-1]), path[:-1]
         keys = keys_of(self._mended_path(holder), self.mended)
         self._report(path, f"unknown key {quoted(key)}{nearest(key, keys)}", self.source.keys[path])
-        present = {self.renamed.get((*holder, name), name) for name in self.at(holder)}
-        match = closest(key, [name for name in keys if name not in present])
+        taken = {name for place, name in self.renamed.items() if place[:-1] == holder}
+        match = closest(key, [name for name in keys if name not in taken and name not in self.at(holder)])
         if (
             match is None or self.at(path) is None
         ):  # a key without a value is no misspelt key but a lost colon

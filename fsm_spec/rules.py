@@ -61,17 +61,12 @@ def _names(scope: Scope) -> Iterator[Violation]:
     """Names of one spec mean one thing: params, columns, carries and results share their places."""
     spec = scope.spec
     first: dict[str, str] = {}
-    for group, what in (
-        ("params", "a parameter"),
-        ("columns", "a column"),
-        ("carry", "a carry"),
-        ("states", "a state"),
-    ):
+    for group, what in (("params", "a parameter"), ("columns", "a column"), ("carry", "a carry")):
         for name in getattr(spec, group):
             yield from _taken(name, (group, name), first)
-            if group != "states" or name not in first:
-                first[name] = what
+            first[name] = what
     for name in spec.states:
+        yield from _taken(name, ("states", name), first)
         if name in LIFE_CYCLE_STATES or name in LIFE_CYCLE_EVENTS:
             yield ("states", name), f"{quoted(name)} is built in; give the state another name"
     for name, forward in spec.forwards.items():

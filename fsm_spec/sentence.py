@@ -105,10 +105,9 @@ def _inside(kind: Any, part: int | str) -> Iterator[Any]:  # noqa: ANN401 - type
     """Yield the types that may stand under a key or index of a type."""
     if get_origin(kind) in (dict, list):
         yield from _branches(get_args(kind)[-1])
-    elif isinstance(kind, type) and issubclass(kind, BaseModel):
-        for name, field in kind.model_fields.items():
-            if part == (field.alias or name):
-                yield from _branches(field.annotation)
+    for name, field in getattr(kind, "model_fields", {}).items():
+        if part == (field.alias or name):
+            yield from _branches(field.annotation)
 
 
 def _branches(kind: Any) -> Iterator[Any]:  # noqa: ANN401 - types as values

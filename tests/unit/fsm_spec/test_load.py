@@ -134,10 +134,11 @@ def test_no_change_of_a_text_breaks_the_loader(seed: int) -> None:
     try:
         loaded = loads(text)
     except SpecError as error:
-        assert str(error)
-        assert all(len(line) < 1_000 for line in str(error).splitlines())
+        longest = max(len(line) for line in str(error).splitlines())
     else:
+        longest = 1
         assert loads(dump(loaded.spec)).spec == loaded.spec
+    assert 0 < longest < 1_000
     assert time.process_time() - start < 1
 
 
@@ -152,12 +153,12 @@ def test_no_text_breaks_the_loader(text: str) -> None:
     "text",
     [
         TEXTS[0] + "params:\n" + "".join(f"  p{n}: {{rang: [1, x], defaul: 1}}\n" for n in range(190)),
-        TEXTS[0] + "".join(f"key{n}: 1\n" for n in range(9_000)),
+        TEXTS[0] + "".join(f"key{n}: 1\n" for n in range(4_000)),
         TEXTS[0].replace("emit: [", "emit: [" + '"next[:1]", ' * 8_000),
         TEXTS[0].replace("keep: 1", "keep: " + "+".join(["1"] * 400)),
         TEXTS[0].replace("keep: 1", 'keep: "' + "(" * 400 + "1" + ")" * 400 + '"'),
         TEXTS[0].replace("causal", "x" * 200_000),
-        TEXTS[0].replace("  decode: {phase", "".join(f"  s{n}: {{phase: draft}}\n" for n in range(198)) + "  decode: {phase"),
+        TEXTS[0].replace("states:\n", "states:\n" + "".join(f"  s{n}: {{phase: draft}}\n" for n in range(198))),
     ],
     ids=["bad params", "unknown keys", "pieces", "sum", "parentheses", "long word", "states"],
 )  # fmt: skip

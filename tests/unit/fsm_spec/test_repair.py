@@ -7,6 +7,11 @@ import pytest
 from fsm_spec.findings import MAX_FINDINGS, SpecFindings
 from fsm_spec.load import loads, shipped
 
+MASKS = (
+    "      - {{{}source: mask, count: n - 1, weights: adapter, logits: shifted, kv: scratch}}\n    ops:\n"
+    "      - {{op: sample, rows: clean"
+)
+
 
 def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
     """Give the findings of a shipped spec after replacements in its text."""
@@ -49,6 +54,11 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
             "start: yes",
             ['17:64 states.decode.start: expected true or false, found "yes"'],
         ),
+        ("ar", "claim: sampling", "clam: [greedy]", ['7:12 lossless.clam: unknown key "clam"; did you mean "claim"?']),
+        ("ar", "keep: 1,", "keep: *k,", ["19:38 transitions[0].keep: the alias *k has no anchor &k before it"]),
+        ("ar", "keep: 1,", "keep: 1, 3: *k,", [
+            "19:41 transitions[0]: a key is a text, not 3; quotes make it one",
+            '19:44 transitions[0]["?"]: the alias *k has no anchor &k before it']),
         ("ar", "spec: ar\n", "", ['2:1 : the key "spec" is missing']),
         ("ar", "spec: ar\n", "spec: 1st\n", [
             '2:7 spec: "1st" is no name; names are letters, digits and _, and start with no digit']),
@@ -71,12 +81,12 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
         ("ar", "rows: last", "rows: [last, 7]", [
             "15:35 forwards.decode.ops[0].rows[1]: expected a text, found 7"]),
         ("ar", "rows: last", "rows: a-b", [
-            '15:28 forwards.decode.ops[0].rows: "a-b" is no name; names are letters, digits and _, and start with no '
-            "digit"]),
+            ('15:28 forwards.decode.ops[0].rows: "a-b" is no name; names are letters, digits and _, and start with no '
+            "digit")]),
         ("ar", "out: next", "out: [next, law, more]", [
             "15:34 forwards.decode.ops[0].out: expected at most 2 items, found 3"]),
-        ("ar", "keep: 1", "keep: 1.5", ["19:38 transitions[0].keep: expected an expression, found a number with a "
-            "fraction"]),
+        ("ar", "keep: 1", "keep: 1.5", [("19:38 transitions[0].keep: expected an expression, found a number with a "
+            "fraction")]),
         ("ar", "keep: 1", "keep: 1 + + 2", ["19:42 transitions[0].keep: expected a number or a name, found '+'"]),
         ("ar", "keep: 1", "keep: true", ["19:38 transitions[0].keep: expected an integer, found 'true'"]),
         ("ar", "emit: [next]", "emit: next", ['19:47 transitions[0].emit: expected a list, found "next"']),
@@ -85,22 +95,22 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
         ("ar", "set: {pending: next}", "set: {pending: null}", [
             "19:61 transitions[0].set.pending: expected an expression, a piece or a list of pieces, found nothing"]),
         ("ar", "set: {pending: next}", "set: {pend ing: next}", [
-            '19:61 transitions[0].set["pend ing"]: "pend ing" is no name; names are letters, digits and _, and start '
-            "with no digit"]),
+            ('19:61 transitions[0].set["pend ing"]: "pend ing" is no name; names are letters, digits and _, and start '
+            "with no digit")]),
         ("ar", "to: decode, ", "", ['19:5 transitions[0]: the key "to" is missing']),
         ("ar", "states:\n  decode: {phase: verify, forward: decode, round: true, start: true}\n", "states: {}\n", [
             "16:1 states: expected at least 1 items, found 0"]),
         ("ar", "  decode: {phase: verify, forward: decode, round: true, start: true}\n", "  decode: 3\n", [
             "17:11 states.decode: expected a mapping, found 3"]),
         ("isd", "range: [2, 16]", "range: [2]", ["9:7 params.n.range: expected 2 items or more, found 1"]),
-        ("isd", "range: [2, 16]", "range: [2, 9999999]", ["9:18 params.n.range[1]: 9999999 is out of range; 1048576 is "
-            "the bound"]),
+        ("isd", "range: [2, 16]", "range: [2, 9999999]", [
+            "9:18 params.n.range[1]: 9999999 is out of range; 1048576 is the bound"]),
         ("isd", "default: 4", "default: true", ["9:32 params.n.default: expected an integer, found true"]),
         ("isd", "default: 4", "default: four", ['9:32 params.n.default: expected an integer, found "four"']),
         ("isd", "shape: [n - 1]", "shape: [n - 1, n, 2, vocab]", [
             "12:12 carry.drafts.shape: expected at most 3 items, found 4"]),
-        ("isd", "shape: [n - 1]", "shape: [n -]", ["12:23 carry.drafts.shape[0]: expected a number or a name, found "
-            "the end"]),
+        ("isd", "shape: [n - 1]", "shape: [n -]", [("12:23 carry.drafts.shape[0]: expected a number or a name, found "
+            "the end")]),
         ("ngram", "forward: propose", "KV: propose", ['32:27 states.propose.KV: unknown key "KV"; did you mean "kv"?']),
         ("isd", "keep: 1,", "keep: ,", ["35:30 transitions[0].keep: expected an expression, found nothing"]),
         ("isd", "from: cold,", "from cold,", [
@@ -128,10 +138,7 @@ def test_faults_in_every_part_are_found_in_one_run() -> None:
         ("claim: sampling", "clam: smpling"),
         ("[2, 16]", "[16, 2]"),
         ("name: clean, source: pending, logits", "name: clean, source: pending, logit"),
-        ("      - {name: masks, source: mask, count: n - 1, weights: adapter, logits: shifted, kv: scratch}\n    ops:\n"
-         "      - {op: sample, rows: clean",
-         "      - {source: mask, count: n - 1, weights: adapter, logits: shifted, kv: scratch}\n    ops:\n"
-         "      - {op: sample, rows: clean"),
+        (MASKS.format("name: masks, "), MASKS.format("")),
         ("op: accept", "op: acept"),
         ("{from: cold, to: verify", "{from: cold, to: verfy"),
     )  # fmt: skip

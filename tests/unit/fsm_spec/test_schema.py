@@ -39,7 +39,7 @@ def test_the_schema_refuses_what_the_loader_refuses() -> None:
     assert not validator.is_valid(data | {"contract": "pendng"})
 
 
-def properties(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def properties(node: object) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every property of a schema by name."""
     if isinstance(node, dict):
         yield from node.get("properties", {}).items()

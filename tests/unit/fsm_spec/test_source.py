@@ -94,16 +94,16 @@ def test_quoted_words_and_aliases_stay_what_they_are() -> None:
         ("a: [1,", "f:2:1: a: this is no YAML: did not find expected node content while parsing a flow node"),
         (
             "a:\n\tb: 1",
-            "f:2:1: a: this is no YAML: found character that cannot start any token while scanning for the next "
-            "token; a tab may not indent, use spaces",
+            ("f:2:1: a: this is no YAML: found character that cannot start any token while scanning for the next "
+            "token; a tab may not indent, use spaces"),
         ),
         ("%YAML 3.0\n---\na: 1", "f:1:1: this is no YAML: found incompatible YAML document"),
         ("a: b\0", "f:1:5: the character U+0000 may not stand in a spec; remove it"),
         ("x: 1\na: \ud800", "f:2:4: the character U+D800 may not stand in a spec; remove it"),
         (b"a: 1\nb: caf\xe9", "f:2:7: byte 0xe9 is not UTF-8; save the file as UTF-8"),
         ("a: 1".encode("utf-16"), "f:1:1: the file is UTF-16 or UTF-32; save it as UTF-8"),
-        ("{a: " * 40, "f:1:130: a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a: the file is nested "
-        "more than 32 deep"),
+        ("{a: " * 40, ("f:1:130: a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a: the file is nested "
+        "more than 32 deep")),
         ("[" * 100_000, "f:1:1001: this is no YAML: exceeded maximum nesting depth while increasing flow level"),
         ("x" * 300_000, "f:1:1: the text is larger than 256 KB; a spec is a page or two"),
         ("é" * 150_000, "f:1:1: the text is larger than 256 KB; a spec is a page or two"),
@@ -112,8 +112,8 @@ def test_quoted_words_and_aliases_stay_what_they_are() -> None:
         ("a: [" + "x," * 30_000 + "]", "f:1:39999: a[19997]: the file has more than 20000 nodes, anchors expanded"),
         (
             "a: &a " + "[" * 20 + "]" * 20 + "\nb: " + "[" * 20 + "*a",
-            "f:2:24: b[0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0]: the file is nested more than 32 "
-            "deep, anchors expanded",
+            ("f:2:24: b[0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0]: the file is nested more than 32 "
+            "deep, anchors expanded"),
         ),
     ],
 )  # fmt: skip
