@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from fsm_spec.executor.carry import EMPTY, MASK, NOISE, TEXT, Scope, Tokens
+from numpy.typing import NDArray
+
+from fsm_spec.executor.carry import EMPTY, MASK, NOISE, TEXT, Scope
+from fsm_spec.executor.request import Tokens
 from fsm_spec.expression import Const, Expr, Name
 from fsm_spec.kernels.randomness import Purpose, uniform
 from fsm_spec.linear import difference
@@ -18,11 +21,10 @@ from fsm_spec.piece import Piece
 from fsm_spec.plan import ForwardPlan
 from fsm_spec.step import Columns, evaluate
 from fsm_spec.table import Table
-from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
 
-# The lowest id on a noise row; 0 is a padding or unknown token in most vocabularies. The range ends with the vocabulary.
+# The lowest id on a noise row: 0 is a padding or unknown token in most vocabularies. The highest is the last id.
 NOISE_LOW = 1
 _MOST_SHAPES = 4096
 
@@ -69,7 +71,8 @@ class Layout:
         values = [distance.value for distance in distances if isinstance(distance, Const)]
         if len(values) < len(distances):
             return None
-        return np.array(values, np.int64)[self.segment] + self.offset
+        distance: Integers = np.array(values, np.int64)[self.segment] + self.offset
+        return distance
 
     def _rows_of(self, names: tuple[str, ...]) -> Integers:
         spans = [self.plan.segment(name) for name in names]
@@ -86,14 +89,18 @@ class Layout:
     def place(self, columns: Columns, *, slots: bool) -> Integers:
         """Give the position (or the slot) of each row, dead ones included: [n, R]."""
         static = self.slot if slots else self.at
+        placed: Integers
         if static is not None:
-            return columns["kv"].astype(np.int64)[:, None] + static
-        exprs = [segment.slot if slots else segment.at for segment in self.plan.segments]
-        return self._over(columns, exprs)[:, self.segment] + self.offset
+            placed = columns["kv"].astype(np.int64)[:, None] + static
+        else:
+            exprs = [segment.slot if slots else segment.at for segment in self.plan.segments]
+            placed = self._over(columns, exprs)[:, self.segment] + self.offset
+        return placed
 
     def _over(self, columns: Columns, exprs: list[Expr]) -> Integers:
         values = [evaluate(self.table, expr, columns, np) for expr in exprs]
-        return np.stack(values, axis=1).astype(np.int64)
+        stacked: Integers = np.stack(values, axis=1).astype(np.int64)
+        return stacked
 
     def _shape(self, counts: tuple[int, ...]) -> Shape:
         found = self._shapes.get(counts)
@@ -135,7 +142,8 @@ class ReadRows:
             return values.reshape(shape)
         # A dead place repeats a live one.
         ends = self.counts.cumsum()
-        places = (ends - self.counts)[:, None] + np.minimum(np.arange(self.most), np.maximum(self.counts - 1, 0)[:, None])
+        last = np.maximum(self.counts - 1, 0)[:, None]
+        places = (ends - self.counts)[:, None] + np.minimum(np.arange(self.most), last)
         laid = values[torch.from_numpy(np.minimum(places, len(values) - 1).reshape(-1))].reshape(shape)
         if dead is not None:
             laid[torch.from_numpy(np.arange(self.most) >= self.counts[:, None])] = dead
@@ -145,7 +153,17 @@ class ReadRows:
 class Block:
     """Hold the rows of n requests under one layout, T of them live, and what each operator reads of them."""
 
-    __slots__ = ("_even", "_seeds", "_vocabulary", "layout", "positions", "readers", "scope", "shapes", "slots")
+    __slots__ = (
+        "_even",
+        "_seeds",
+        "_vocabulary",
+        "layout",
+        "positions",
+        "readers",
+        "scope",
+        "shapes",
+        "slots",
+    )
 
     def __init__(self, layout: Layout, scope: Scope, seeds: torch.Tensor, vocabulary: int) -> None:
         self.layout = layout
@@ -173,14 +191,16 @@ class Block:
             predicted = (self.positions[:, own] + self.layout.ahead[own]).reshape(-1)
             if requests > 1:
                 first = np.arange(requests)[:, None] * len(self.shapes[0].live)
-                return ReadRows((first + numbers).reshape(-1), predicted, np.full(requests, len(own), np.int64))
+                return ReadRows(
+                    (first + numbers).reshape(-1), predicted, np.full(requests, len(own), np.int64)
+                )
             return ReadRows(numbers, predicted, np.array([len(own)], np.int64))
-        parts, positions, first = [], [], 0
+        parts, positions, rows = [], [], 0
         for line, shape in zip(self.positions, self.shapes, strict=True):
             numbers, own = shape.readers[operator]
-            parts.append(numbers + first)
+            parts.append(numbers + rows)
             positions.append(line[own] + self.layout.ahead[own])
-            first += len(shape.live)
+            rows += len(shape.live)
         counts = np.array([len(part) for part in parts], np.int64)
         return ReadRows(np.concatenate(parts), np.concatenate(positions), counts)
 

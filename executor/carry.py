@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.expression import Const, Expr, Name, evaluate
 from fsm_spec.piece import Piece
 from fsm_spec.table import CarryPlan
-from numpy.typing import NDArray
 
 Output = Tokens | torch.Tensor
 Integers = NDArray[np.int32]
@@ -108,7 +109,9 @@ class Scope:
         parts = []
         for piece in pieces:
             output = self.outputs.get(piece.name)
-            whole = self.carries.laws[piece.name][int(self.lines[member])] if output is None else output[member]
+            whole = (
+                self.carries.laws[piece.name][int(self.lines[member])] if output is None else output[member]
+            )
             assert isinstance(whole, torch.Tensor)
             parts.append(whole[self.edge(piece.start, member) : self.edge(piece.stop, member)])
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -34,11 +34,15 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped spec.")],
+    *,
     prompt: Annotated[str, typer.Option(help="What to say to the model.")],
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.", min=0)] = 128,
-    model: Annotated[str, typer.Option(help="A model folder, a GGUF file, or a fetched model.")] = DEFAULT_MODEL,
+    model: Annotated[
+        str, typer.Option(help="A model folder, a GGUF file, or a fetched model.")
+    ] = DEFAULT_MODEL,
     adapter: Annotated[
-        Path | None, typer.Option(help="Draft adapter in PEFT's layout; without one all rows run base weights.")
+        Path | None,
+        typer.Option(help="Draft adapter in PEFT's layout; without one all rows run base weights."),
     ] = None,
     mask_id: Annotated[
         int | None,
@@ -50,12 +54,22 @@ def generate(
     min_p: Annotated[float, typer.Option(help="Sample above this share of the best token's mass.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="Format of the weights.")] = Dtype.bfloat16,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end token.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without a chat template.")] = False,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the model's end token.")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Take the prompt as it is, without a chat template.")
+    ] = False,
     settings: Settings = None,
-    policy: Annotated[str, typer.Option(help="reserve, holdback, preempt, greedy, or a policy file.")] = "holdback",
-    pages: Annotated[int | None, typer.Option(help="KV pages; as many as the request needs by default.", min=1)] = None,
+    policy: Annotated[
+        str, typer.Option(help="reserve, holdback, preempt, greedy, or a policy file.")
+    ] = "holdback",
+    pages: Annotated[
+        int | None, typer.Option(help="KV pages; as many as the request needs by default.", min=1)
+    ] = None,
     page_size: Annotated[int, typer.Option(help="Token slots a page.", min=1, max=4096)] = 16,
     steps: Annotated[bool, typer.Option("--steps", help="Show each round on standard error.")] = False,
     trace: Annotated[

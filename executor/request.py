@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from fsm_spec.kernels.law import SamplingParams
 from numpy.typing import NDArray
+
+from fsm_spec.kernels.law import SamplingParams
 
 Tokens = NDArray[np.int64]
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from fsm_spec import life_cycle
 from fsm_spec.engine import Args, Chunk, Group, Launch
 from fsm_spec.executor.block import Block, Layout
@@ -26,7 +28,6 @@ from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.law import SamplingRows
 from fsm_spec.step import Columns, Step
 from fsm_spec.table import END, NO_STOP, Row, Table
-from numpy.typing import NDArray
 
 # The output that a prefill gives, as the life cycle's rows name it.
 NEXT = "next"
@@ -36,7 +37,7 @@ _MOST_GROUPS = 1024
 class Model(Protocol):
     """Be what a runner needs of a model."""
 
-    def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:
+    def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
         """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
 
 
@@ -88,7 +89,7 @@ class Runner:
         self,
         table: Table,
         model: Model,
-        cache: Any,
+        cache: Any,  # noqa: ANN401 -- the model's own kind of cache
         allocator: PageAllocator,
         *,
         vocabulary: int,
@@ -152,7 +153,9 @@ class Runner:
         results: list[Args] = []
         for group, block in zip(launch.groups, blocks, strict=True):
             wanted = sum(len(rows.numbers) for rows in block.readers)
-            results.append(self.operators.run(block, logits[at : at + wanted], self._sampling(group.requests)))
+            results.append(
+                self.operators.run(block, logits[at : at + wanted], self._sampling(group.requests))
+            )
             self._scopes[group.state] = block.scope
             at += wanted
         if sampled:
@@ -162,7 +165,9 @@ class Runner:
     def _block(self, group: Group, batch: _Batch) -> Block:
         """Lay out the rows of a group and add them to the batch."""
         scope = self._scope(group.requests, group.columns)
-        block = Block(self._layout_of[group.state], scope, self._sampling(group.requests).seeds, self.vocabulary)
+        block = Block(
+            self._layout_of[group.state], scope, self._sampling(group.requests).seeds, self.vocabulary
+        )
         if block.layout.plan.rows == 0:
             return block
         first = batch.total
@@ -259,7 +264,9 @@ class Runner:
         del args  # they are in the scope since the launch
         scope = self._scope_of(event, requests, columns)
         chosen = [self.table.rows[row] for row in rows.tolist()]
-        self._runs = [scope.run(row.emit, member) if row.emit else _NOTHING for member, row in enumerate(chosen)]
+        self._runs = [
+            scope.run(row.emit, member) if row.emit else _NOTHING for member, row in enumerate(chosen)
+        ]
         found = [
             request.stop_in(run, NO_STOP) for request, run in zip(scope.requests, self._runs, strict=True)
         ]
@@ -308,7 +315,9 @@ class Runner:
         line = int(scope.lines[member])
         tokens = self.carries.tokens
         values = [
-            scope.new_tokens(pieces, member, tokens[name].shape[1]) if name in tokens else scope.law(pieces, member)
+            scope.new_tokens(pieces, member, tokens[name].shape[1])
+            if name in tokens
+            else scope.law(pieces, member)
             for name, pieces in row.carries
         ]
         for (name, _), value in zip(row.carries, values, strict=True):
@@ -321,7 +330,9 @@ class Runner:
         """Gather what pieces may read of requests, by the engine's numbers."""
         listed = numbers.tolist()
         lines = np.array([self._lines[number] for number in listed], np.int64)
-        return Scope([self.requests[number] for number in listed], lines, self.carries, dict(columns), {}, self.mask_id)
+        return Scope(
+            [self.requests[number] for number in listed], lines, self.carries, dict(columns), {}, self.mask_id
+        )
 
     def _scope_of(self, event: str, numbers: NDArray[np.int64], columns: Columns) -> Scope:
         """Give the scope of an event: of its launch, or a fresh one for the life cycle's events."""

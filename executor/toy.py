@@ -12,6 +12,7 @@ import random
 from functools import cache
 
 import torch
+
 from fsm_spec.executor.models.rows import RowBatch
 
 Seen = tuple[tuple[int, int, bool], ...]
@@ -41,7 +42,9 @@ class ToyModel:
 
     def forward(self, rows: RowBatch, cache: ToyCache) -> torch.Tensor:
         """Write T rows to their slots and return logits [L, vocabulary] float64 of `logits_rows`."""
-        gates = torch.zeros_like(rows.slots, dtype=torch.bool) if rows.adapter_rows is None else rows.adapter_rows
+        gates = (
+            torch.zeros_like(rows.slots, dtype=torch.bool) if rows.adapter_rows is None else rows.adapter_rows
+        )
         cache.tokens[rows.slots] = rows.token_ids
         cache.positions[rows.slots] = rows.positions
         cache.gates[rows.slots] = gates
@@ -59,7 +62,7 @@ class ToyModel:
     def after(self, text: tuple[int, ...]) -> tuple[float, ...]:
         """Give the logits after a clean text, as the target's own decoding sees it."""
         seen = tuple((position, token, False) for position, token in enumerate(text))
-        return self._logits(seen, len(text) - 1, False)
+        return self._logits(seen, len(text) - 1, False)  # noqa: FBT003 -- not gated
 
     def _read(self, cache: ToyCache, slots: torch.Tensor) -> list[tuple[int, int, bool]]:
         parts = (cache.positions[slots].tolist(), cache.tokens[slots].tolist(), cache.gates[slots].tolist())

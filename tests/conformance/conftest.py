@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from fsm_spec.compile import compile_table
 from fsm_spec.executor.adapter import random_adapter
 from fsm_spec.executor.generate import Options, Session, trace_header
@@ -33,7 +34,7 @@ class Outputs:
 class Executor:
     """Run prompts through a table on one small model, and hold pages, trace and table together all the way."""
 
-    def __init__(self, **sizes: Any) -> None:
+    def __init__(self, **sizes: Any) -> None:  # noqa: ANN401 -- sizes of any kind
         self.model = tiny_model(**sizes)
 
     def set_adapter(self, seed: int | None) -> None:

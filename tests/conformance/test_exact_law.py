@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from fsm_spec.compile import compile_table
 from fsm_spec.engine import Engine
 from fsm_spec.executor.cache import PageAllocator
@@ -35,6 +36,7 @@ SAMPLED = [SamplingParams(1.0), SamplingParams(0.7, 3, 0.9), SamplingParams(1.5,
 PAGES, PAGE_SIZE = 12, 4
 Tables = Callable[..., Table]
 Tokens = tuple[int, ...]
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def claiming(claim: str) -> list[str]:
@@ -102,7 +104,7 @@ def target_law(model: ToyModel, params: SamplingParams, limit: int) -> dict[Toke
     return joint
 
 
-def distance(table: Table, params: SamplingParams, limit: int, support: int = 2, **more: Any) -> float:
+def distance(table: Table, params: SamplingParams, limit: int, support: int = 2, **more: Any) -> float:  # noqa: ANN401 -- passed on
     """Return the largest difference between the output law of a table and the target's."""
     model = ToyModel(VOCABULARY, support)
     found = outcome_law(enumerate_outcomes(run(table, params, limit, model=model, **more)))
@@ -147,7 +149,9 @@ def judging(rule: str) -> list[str]:
 def test_accepting_always_is_refuted(spec: str, table_of: Tables) -> None:
     """An operator that accepts every draft gives the drafts' law, and the enumeration sees it."""
 
-    def always(logits: torch.Tensor, drafts: torch.Tensor, count: torch.Tensor, *_: Any, **__: Any) -> Any:
+    def always(
+        logits: torch.Tensor, _: torch.Tensor, count: torch.Tensor, *__: object, **___: object
+    ) -> Pair:
         return count, logits[torch.arange(len(count)), count].argmax(-1)
 
     readings = {key: always for key in OPERATORS if key.startswith("accept")}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
+
 from fsm_spec.executor.generate import Options
 from fsm_spec.executor.operators import Operators
 from fsm_spec.kernels.choose import CounterChooser
@@ -20,7 +21,7 @@ PROMPT = list(range(1, 11))
 class Executor(Protocol):
     """Be the fixture of that name (`conftest.py`)."""
 
-    def run(self, table: Table, prompts: Sequence[Sequence[int]], options: Options, **more: Any) -> Any:
+    def run(self, table: Table, prompts: Sequence[Sequence[int]], options: Options, **more: Any) -> Any:  # noqa: ANN401 -- what the fixture takes and gives
         """Run all prompts together."""
 
 

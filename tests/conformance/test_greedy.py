@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
+
 from fsm_spec.executor.generate import Options, Session, pool_for
 from fsm_spec.executor.models.load import LoadedModel, load_model
 from fsm_spec.executor.models.store import SMOLLM2, is_whole, model_folder
@@ -26,7 +27,7 @@ class Executor(Protocol):
     def set_adapter(self, seed: int | None) -> None:
         """Give the model a random adapter, or none."""
 
-    def run(self, table: Table, prompts: Sequence[Sequence[int]], options: Options, **more: Any) -> Any:
+    def run(self, table: Table, prompts: Sequence[Sequence[int]], options: Options, **more: Any) -> Any:  # noqa: ANN401 -- what the fixture takes and gives
         """Run all prompts together."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import pytest
+
 from fsm_spec.compile import compile_table
 from fsm_spec.executor.generate import Options, pool_for
 from fsm_spec.kernels.law import SamplingParams
@@ -22,7 +23,7 @@ Tables = Callable[..., Table]
 class Executor(Protocol):
     """Be the fixture of that name (`conftest.py`)."""
 
-    def run(self, table: Table, prompts: Sequence[Sequence[int]], options: Options, **more: Any) -> Any:
+    def run(self, table: Table, prompts: Sequence[Sequence[int]], options: Options, **more: Any) -> Any:  # noqa: ANN401 -- what the fixture takes and gives
         """Run all prompts together."""
 
 

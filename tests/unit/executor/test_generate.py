@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,7 +169,7 @@ def test_what_cannot_run_is_refused(model: Transformer, tokenizer: Tokenizer) ->
     running = session(model, tokenizer)
     with pytest.raises(UserError, match="the prompt is empty"):
         running.add([], Options(1))
-    with pytest.raises(UserError, match="^temperature is -1"):
+    with pytest.raises(UserError, match=r"^temperature is -1"):
         running.add([1], Options(1, SamplingParams(-1.0)))
     with pytest.raises(UserError, match="mask id 999 is out of range"):
         session(model, tokenizer, mask_id=999)
@@ -217,7 +218,7 @@ def test_default_mask_id(model: Transformer, tokenizer: Tokenizer) -> None:
     """The model's own; else a special token that neither starts nor ends a text; else 0."""
     config = model.config
     assert VOCABULARY - 1 == default_mask_id(config, tokenizer)
-    bare = type(config)(**{**vars(config), "mask_token_id": None, "bos_token_id": VOCABULARY - 3, "eos_token_ids": (VOCABULARY - 1,)})
+    bare = replace(config, mask_token_id=None, bos_token_id=VOCABULARY - 3, eos_token_ids=(VOCABULARY - 1,))
     assert VOCABULARY - 2 == default_mask_id(bare, tokenizer)
     assert 0 == default_mask_id(bare, None)
 
@@ -233,7 +234,9 @@ def test_steps_show_each_round(model: Transformer, tokenizer: Tokenizer) -> None
     view = StepView(table, lambda _request, start, stop: f"[{start}:{stop}]")
     lines = [line for line in map(view.line, records) if line]
     assert "request" == view.header().split()[0]
-    assert ["0", "first", "text", "5", "0", "->", "5", "1", "[0:1]", "prefill", "->", "cold"] == lines[1].split()[:-1]
+    assert ["0", "first", "text", "5", "0", "->", "5", "1", "[0:1]", "prefill", "->", "cold"] == lines[
+        1
+    ].split()[:-1]
     cold = lines[2].split()
     row = next(row for row in table.rows if row.event == "cold")
     assert ["0", "cold", "clean", "1", "+", "masks", "3", "5", "->", "6", "1", "[1:2]"] == cold[:12]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from fsm_spec.compile import compile_table
 from fsm_spec.engine import Engine
 from fsm_spec.executor.block import NOISE_LOW
@@ -51,7 +52,9 @@ class Spy:
 class Bench:
     """Hold an engine and a runner on one model."""
 
-    def __init__(self, model: Transformer, table: Table, policy: Policy | None = None, pages: int = 40) -> None:
+    def __init__(
+        self, model: Transformer, table: Table, policy: Policy | None = None, pages: int = 40
+    ) -> None:
         self.spy = Spy(model)
         self.allocator = PageAllocator(pages, 4)
         cache = PagedCache(model.config, pages, 4, torch.float64)

@@ -1,0 +1,197 @@
+"""`fsm-spec generate` and `fsm-spec model` from outside: what they print, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+from tokenizers.pre_tokenizers import ByteLevel
+from typer.testing import CliRunner
+
+from fsm_spec.cli import application
+from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer
+from fsm_spec.executor.models.random import random_weights, tiny_config
+from fsm_spec.replay import replay
+
+TOKENS = [*sorted(ByteLevel.alphabet()), "<|end|>"]
+METADATA: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [1] * (len(TOKENS) - 1) + [3],
+    "tokenizer.ggml.merges": [],
+}
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}!{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a tiny model with a chat template."""
+    made = tmp_path_factory.mktemp("model")
+    config = tiny_config(vocab=len(TOKENS), hidden=32, heads=2, kv_heads=1, context=128)
+    published = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": config.ffn,
+        "vocab_size": config.vocab,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": config.rms_eps,
+        "eos_token_id": len(TOKENS) - 1,
+    }
+    (made / "config.json").write_text(json.dumps(published))
+    (made / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    build_tokenizer(METADATA, "tiny.gguf").save(str(made / "tokenizer.json"))
+    weights = {name: tensor.float().contiguous() for name, tensor in random_weights(config, 0).items()}
+    save_file(weights, made / "model.safetensors")
+    return made
+
+
+Invoke = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def invoke(folder: Path) -> Invoke:
+    """Return a function that runs `generate` on the tiny model -> (exit code, stdout, stderr)."""
+
+    def run(*options: str, spec: str = "ngram") -> tuple[int, str, str]:
+        given = ["generate", spec, "--model", str(folder), "--dtype", "float32", *options]
+        if "--prompt" not in given:
+            given += ["--prompt", "hello"]
+        done = CliRunner().invoke(application(), given)
+        return done.exit_code, done.stdout, done.stderr
+
+    return run
+
+
+def test_text_goes_to_stdout_and_counts_to_stderr(invoke: Invoke) -> None:
+    """A pipe gets the text alone."""
+    code, out, err = invoke("--max-tokens", "12")
+    value = json.loads(invoke("--max-tokens", "12", "--json")[1])
+    assert (0, value["text"] + "\n") == (code, out)
+    assert "12 tokens" in err
+    assert "acceptance length" in err
+
+
+def test_json_is_one_value_with_the_counts(invoke: Invoke) -> None:
+    """What varies between runs stands under `run`; everything else is the same each time."""
+    first, second = (json.loads(invoke("--max-tokens", "9", "--json", "--steps")[1]) for _ in range(2))
+    assert first.pop("run").keys() == second.pop("run").keys()
+    assert first == second
+    assert {
+        "text",
+        "token_ids",
+        "finish_reason",
+        "rounds",
+        "acceptance_length",
+        "tokens_per_forward",
+    } < first.keys()
+    assert (9, "length", "ngram") == (len(first["token_ids"]), first["finish_reason"], first["spec"])
+
+
+def test_chat_template_and_raw_prompt(invoke: Invoke) -> None:
+    """The template's end mark counts as a token; a raw prompt goes in as it is."""
+    assert 6 == json.loads(invoke("--max-tokens", "1", "--json")[1])["prompt_tokens"]
+    assert 5 == json.loads(invoke("--max-tokens", "1", "--json", "--raw")[1])["prompt_tokens"]
+
+
+def test_all_specs_give_the_same_greedy_tokens(invoke: Invoke) -> None:
+    """Without an adapter gated rows run base weights, and greedy text is the target's own."""
+    given = ("--max-tokens", "16", "--json")
+    texts = {
+        spec: json.loads(invoke(*given, spec=spec)[1])["token_ids"]
+        for spec in ("ar", "ngram", "isd", "uno_linear", "linear_spec")
+    }
+    assert [texts["ar"]] * 5 == list(texts.values())
+
+
+def test_parameters_and_sampling_are_passed_on(invoke: Invoke) -> None:
+    """Equal seeds give equal texts, other seeds others; a parameter is in the report."""
+    sampled = ("--max-tokens", "16", "--temperature", "1.2", "--top-k", "40", "--json", "--set", "n=3")
+    one, same, other = (
+        json.loads(invoke(*sampled, "--seed", seed, spec="isd")[1]) for seed in ("1", "1", "2")
+    )
+    assert one["token_ids"] == same["token_ids"] != other["token_ids"]
+    assert {"n": 3} == one["params"]
+
+
+def test_trace_is_replayable(invoke: Invoke, tmp_path: Path) -> None:
+    """The trace of a run is one that its spec allows, and steps show the same rounds."""
+    path = tmp_path / "trace.jsonl"
+    code, _, err = invoke("--max-tokens", "10", "--trace", str(path), "--steps", spec="isd")
+    assert 0 == code
+    done = replay(path)
+    assert ("isd", 1, 10) == (done.spec, done.ended, done.emitted)
+    assert "cold -> verify" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--prompt", ""], "the prompt is empty"),
+        (["--set", "size=2"], "has no parameter 'size'"),
+        (["--set", "k=99"], "k=99 is out of range; choose 1 to 32"),
+        (["--model", "nowhere"], 'there is no model "nowhere"'),
+        (["--pages", "1"], "but the pool has 1"),
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--top-p", "0"], "top_p is 0.0"),
+        (["--mask-id", "9999"], "mask id 9999 is out of range"),
+        (["--prompt", "x" * 200], "the prompt has 201 tokens and the model's context 128"),
+        (["--trace", "nowhere/trace.jsonl"], "nowhere/trace.jsonl cannot be written"),
+        (["--adapter", "nowhere"], "has no adapter_config.json"),
+        (["--stop", ""], "a stop text is empty"),
+        (["--seed", str(2**63)], "does not fit in 64 bits"),
+        (["--policy", "hold"], "no policy is called 'hold'"),
+        (["--prompt", "\udc80"], "no valid UTF-8"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(invoke: Invoke, options: list[str], sentence: str) -> None:
+    """The thing, the place and the way out, on one line, also as JSON; no traceback."""
+    code, out, err = invoke(*options)
+    assert (2, "") == (code, out)
+    assert sentence in err
+    assert 1 == len(err.strip().splitlines())
+    code, out, _ = invoke(*options, "--json")
+    assert 2 == code
+    assert sentence in json.loads(out)["error"]
+
+
+def test_unknown_spec_is_answered_with_the_nearest(invoke: Invoke) -> None:
+    """A slip of the pen in the spec's name is found before any model loads."""
+    code, _, err = invoke(spec="ngramm")
+    assert 2 == code
+    assert 'did you mean "ngram"?' in err
+
+
+def test_broken_weights_are_named(folder: Path, tmp_path: Path) -> None:
+    """A cut file gives its name and the way out."""
+    for path in folder.iterdir():
+        content = path.read_bytes()
+        (tmp_path / path.name).write_bytes(
+            content[: len(content) // 2] if path.suffix == ".safetensors" else content
+        )
+    given = ["generate", "ar", "--model", str(tmp_path), "--prompt", "x"]
+    done = CliRunner().invoke(application(), given)
+    assert 2 == done.exit_code
+    assert "model.safetensors" in done.stderr
+    assert "fetch the model again" in done.stderr
+
+
+def test_missing_model_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the model in the cache, the sentence says how to get it."""
+    monkeypatch.setenv("FSM_SPEC_CACHE", str(tmp_path))
+    done = CliRunner().invoke(application(), ["generate", "ar", "--prompt", "x"])
+    assert 2 == done.exit_code
+    assert "run: fsm-spec model get smollm2-135m" in done.stderr
+    listed = CliRunner().invoke(application(), ["model", "list"])
+    assert "not here; fsm-spec model get smollm2-135m downloads 93 MB\n" == listed.stdout.partition("  ")[2]
+    listed = CliRunner().invoke(application(), ["model", "list", "--json"])
+    assert [False] == [entry["fetched"] for entry in json.loads(listed.stdout)]
+    refused = CliRunner().invoke(application(), ["model", "get", "gpt"])
+    assert (2, 'no model "gpt" can be fetched; known: smollm2-135m\n') == (refused.exit_code, refused.stderr)
