@@ -34,7 +34,7 @@ def simulate(
     ] = None,
     output: Annotated[str | None, typer.Option(help="Output tokens, as --input.")] = None,
     requests: Annotated[
-        int | None, typer.Option(help="Requests to simulate; a trace has its own number.")
+        int | None, typer.Option(help="Requests to simulate; else a closed loop takes 4 a user, a trace all.")
     ] = None,
     accept: Annotated[
         str | None,

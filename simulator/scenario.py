@@ -26,6 +26,8 @@ from fsm_spec.table import Table
 from fsm_spec.trace import TraceWriter
 
 DEFAULT_ADAPTER_RANK = 128  # Uno (arXiv 2609.04010) and I-DLM's LoRA variant (arXiv 2604.11035)
+# Of a closed loop without a number of its own: the start weighs little, and a sweep costs the same at every width.
+REQUESTS_A_USER = 4
 
 Part = TypeVar("Part")
 
@@ -48,7 +50,9 @@ class Scenario(BaseModel):
     arrivals: str = Field(description="poisson:RATE, constant:RATE, closed:CONCURRENCY or trace:FILE")
     input: str | None = Field(default=None, description="prompt tokens")
     output: str | None = Field(default=None, description="output tokens")
-    requests: int | None = Field(default=None, description="requests to simulate")
+    requests: int | None = Field(
+        default=None, description="requests to simulate; a closed loop takes 4 a user"
+    )
     accept: str | None = Field(default=None, description="acceptance of drafts by position, or geometric")
     lookup: float | None = Field(default=None, description="chance that a lookup finds drafts")
     policy: str = Field(default="holdback", description="scheduling policy: a name or a file")
@@ -205,7 +209,10 @@ def _workload(scenario: Scenario) -> Workload:
     arrivals = parse_arrivals(scenario.arrivals)
     prompt = parse_lengths(scenario.input, "--input") if scenario.input is not None else None
     output = parse_lengths(scenario.output, "--output") if scenario.output is not None else None
-    return Workload(arrivals, prompt, output, scenario.requests, scenario.seed)
+    requests = scenario.requests
+    if requests is None and arrivals.kind == "closed":
+        requests = REQUESTS_A_USER * arrivals.concurrency
+    return Workload(arrivals, prompt, output, requests, scenario.seed)
 
 
 def _acceptance(scenario: Scenario, table: Table) -> Acceptance | None:

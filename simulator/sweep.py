@@ -88,11 +88,11 @@ def sweep_table(scenarios: Sequence[Reported]) -> Table:
 
 
 def _shared(scenarios: Sequence[Reported]) -> list[str]:
-    """Give the settings that all runs share, and below them those of each spec."""
+    """Give the settings that all runs share, and below them those that all runs of a spec share."""
     shared = {key: value for key, value in shared_settings(scenarios).items() if key != "arrivals"}
     lines = [f"{key} {value}" for key, value in shared.items()]
     for name in dict.fromkeys(scenario.name for scenario in scenarios):
-        own = next(scenario.settings for scenario in scenarios if scenario.name == name)
+        own = shared_settings([scenario for scenario in scenarios if scenario.name == name])
         words = [f"{key} {value}" for key, value in own.items() if key not in {*shared, "arrivals"}]
         lines += [f"\n{name}: {', '.join(words)}"] if words else []
     return lines

@@ -206,6 +206,12 @@ def test_bad_input_gets_a_sentence(arguments: list[str], words: list[str]) -> No
     assert all(word in sentence for word in words), sentence
 
 
+def test_a_closed_loop_has_a_number_of_its_own() -> None:
+    """Without `--requests` every user sends four, and the result says so."""
+    document = value("simulate", "ar", *BASE, "--arrivals", "closed:3", "--input", "4", "--output", "2")
+    assert (12, "12") == (document["finished"], document["scenario"]["requests"])
+
+
 def test_all_faults_at_once() -> None:
     """Six mistakes give six sentences in one run, and one JSON value."""
     mistakes = [
