@@ -14,6 +14,9 @@ from fsm_spec.errors import SpecError
 Path = tuple[str | int, ...]
 # A file with more faults than this is not read to its end by anybody; the bound also keeps absurd files quick.
 MAX_FINDINGS: Final = 100
+# How alike two words are: enough to ask "did you mean", and enough to read on as if it had been written.
+SUGGESTED: Final = 0.6
+MENDED: Final = 0.75
 _SHOWN_WORDS: Final = 12
 _SHOWN_CHARACTERS: Final = 60
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -65,10 +68,10 @@ def quoted(value: object) -> str:
     return json.dumps(text, ensure_ascii=False) if isinstance(value, str) else text
 
 
-def closest(word: str, candidates: Iterable[str]) -> str | None:
-    """Find the candidate that a person who wrote `word` most likely meant, or None."""
+def closest(word: str, candidates: Iterable[str], likeness: float = SUGGESTED) -> str | None:
+    """Find the candidate that a person who wrote `word` most likely meant, or None; `likeness` is difflib's ratio."""
     lower = {candidate.casefold(): candidate for candidate in candidates}
-    found = difflib.get_close_matches(word[:_SHOWN_CHARACTERS].casefold(), lower, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word[:_SHOWN_CHARACTERS].casefold(), lower, n=1, cutoff=likeness)
     return lower[found[0]] if found else None
 
 

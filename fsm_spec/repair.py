@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from fsm_spec.findings import MAX_FINDINGS, Path, closest, nearest, quoted, words
+from fsm_spec.findings import MAX_FINDINGS, MENDED, Path, closest, nearest, quoted, words
 from fsm_spec.sentence import describe, keys_of, merged, sentence
 from fsm_spec.source import Position, Source
 from fsm_spec.spec import Spec
@@ -170,7 +170,9 @@ class Draft:
         keys = keys_of(self._mended_path(holder), self.mended)
         self._report(path, f"unknown key {quoted(key)}{nearest(key, keys)}", self.source.keys[path])
         taken = {name for place, name in self.renamed.items() if place[:-1] == holder}
-        match = closest(key, [name for name in keys if name not in taken and name not in self.at(holder)])
+        match = closest(
+            key, [name for name in keys if name not in taken and name not in self.at(holder)], MENDED
+        )
         if (
             match is None or self.at(path) is None
         ):  # a key without a value is no misspelt key but a lost colon
@@ -189,7 +191,7 @@ class Draft:
 
     def _word(self, path: Path, value: object, known: list[str], part: Path) -> None:
         """Report a word out of a fixed list; without a near right word `part` is left out."""
-        match = closest(value, known) if isinstance(value, str) else None
+        match = closest(value, known, MENDED) if isinstance(value, str) else None
         if isinstance(value, str):
             self._report(path, f"{quoted(value)} is not known here{nearest(value, known)}")
         elif not self._follows(path):

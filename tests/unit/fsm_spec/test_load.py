@@ -117,11 +117,10 @@ def mutated(seed: int) -> str:
                 lines.insert(choose.randrange(len(lines)), choose.choice(lines))
                 text = "\n".join(lines)
             case kind:
-                words = list(re.finditer(r"\w+|[^\w\s]", text)) or [re.match("", text)]
-                word = choose.choice(words)
+                spans = [word.span() for word in re.finditer(r"\w+|[^\w\s]", text)]
+                first, last = choose.choice(spans or [(0, 0)])
                 new = "" if kind == 2 else choose.choice(WORDS + STRANGE)
-                assert word is not None
-                text = text[: word.start()] + new + text[word.end() :]
+                text = text[:first] + new + text[last:]
     return text
 
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fsm_spec import source
 from fsm_spec.errors import UserError
@@ -151,7 +152,7 @@ def test_findings_of_a_file_are_bounded() -> None:
 
 def test_the_plain_python_parser_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without libyaml every plain word would be taken for a quoted one."""
-    monkeypatch.setattr(source, "_LOADER", source.yaml.SafeLoader)
+    monkeypatch.setattr(source, "_LOADER", yaml.SafeLoader)
     text = "a: [1, 'x', true]\n"
     read = compose(text, "f")
     assert {"a": [1, "x", True]} == read.data
@@ -162,9 +163,9 @@ def test_errors_without_a_place_stand_in_the_first_line(monkeypatch: pytest.Monk
     """A parser's error that names no mark would end in a traceback."""
 
     def fails(*_: object, **__: object) -> None:
-        raise source.yaml.MarkedYAMLError
+        raise yaml.MarkedYAMLError
 
-    monkeypatch.setattr(source.yaml, "parse", lambda *_, **__: iter(fails, 0))
+    monkeypatch.setattr(yaml, "parse", lambda *_, **__: iter(fails, 0))
     assert "f:1:1: this is no YAML: unreadable" == refusal("a: 1")
 
 

@@ -37,7 +37,8 @@ def test_expressions_are_parsed_and_written() -> None:
     assert [3, "a + 1"] == [integer.dump_python(value) for value in (Const(3), parse("a + 1"))]
     values = [condition.validate_python(value) for value in (True, "a == 1", Const(0, boolean=True))]
     assert [True, "a == 1", False] == [condition.dump_python(value) for value in values]
-    for wrong in (1.5, None, [], {}):
+    bad: list[Any] = [1.5, None, [], {}]
+    for wrong in bad:
         with pytest.raises(ValidationError, match="expected an expression"):
             integer.validate_python(wrong)
 
@@ -70,7 +71,8 @@ def test_assignments_keep_their_text() -> None:
     """Whether a name is a column or a carry would be guessed before the whole spec is known."""
     data = {"from": "s", "to": "t", "set": {"a": 1, "b": "x + 1", "c": ["d[:a]", "e"]}}
     assert data["set"] == Transition.model_validate(data).set
-    for wrong in (True, None, 1.5, {}):
+    bad: list[Any] = [True, None, 1.5, {}]
+    for wrong in bad:
         with pytest.raises(ValidationError, match="expected an expression, a piece or a list of pieces"):
             Transition.model_validate({"from": "s", "to": "t", "set": {"a": wrong}})
 
