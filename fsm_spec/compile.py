@@ -77,14 +77,16 @@ def compile_table(
     params: Mapping[str, int] | None = None,
     *,
     check: bool = False,
+    page_size: int = 1,
     line_of: Callable[[Path], int] | None = None,
 ) -> Table:
     """Compile for the given parameters; the others take their defaults (with `check`, the checker's values).
 
-    `line_of` gives the line of a path in the file, for messages and traces.
+    `page_size` is what an abstract model reads under that name; `line_of` gives the line of a path in the file, for messages and traces.
     Raises UserError for bad parameters and CompileError with every fault of the spec under them.
     """
-    compiler = _Compiler(spec, resolve_params(spec, params, check=check), line_of or (lambda _: 0))
+    values = resolve_params(spec, params, check=check)
+    compiler = _Compiler(spec, values, page_size, line_of or (lambda _: 0))
     table = compiler.table()
     if compiler.faults:
         raise CompileError(spec.spec, compiler.faults)
@@ -94,9 +96,13 @@ def compile_table(
 class _Compiler:
     """Build the parts of one table in order, collecting faults."""
 
-    def __init__(self, spec: Spec, params: dict[str, int], line_of: Callable[[Path], int]) -> None:
+    def __init__(
+        self, spec: Spec, params: dict[str, int], page_size: int, line_of: Callable[[Path], int]
+    ) -> None:
         self.spec = spec
         self.params = params
+        self.page_size = page_size
+        self.constants = params if spec.contract else {**params, "page_size": page_size}
         self.line_of = line_of
         self.faults: list[Fault] = []
         self.columns = self._columns()
@@ -110,9 +116,9 @@ class _Compiler:
 
     def _sub(self, expr: Expr) -> Expr:
         return (
-            simplify(expression.substitute(expr, self.params))
+            simplify(expression.substitute(expr, self.constants))
             if not expression.is_boolean(expr)
-            else expression.substitute(expr, self.params)
+            else expression.substitute(expr, self.constants)
         )
 
     def _fixed(self, size: Expr | str) -> int | None:
@@ -242,14 +248,19 @@ class _Compiler:
             for source in _sources(transition)
         ]
         events = self._events(rows)
+        start = next(state.name for state in declared if state.start)
         if spec.contract:
-            start = next(state.name for state in declared if state.start)
             built_in = life_cycle.rows(spec.contract, rounds, start, self.columns)
-            start_line = self.line_of(("states", start))
-            rows = [replace(row, line=start_line) for row in built_in] + rows
-            events = {e.name: e for e in life_cycle.events(spec.contract, rounds)} | events
-            origin = [(-1, "")] * len(built_in) + origin
+            around = life_cycle.events(spec.contract, rounds)
             declared = [*life_cycle.states(), *declared]
+        else:
+            built_in = life_cycle.abstract_rows(rounds, start)
+            around = life_cycle.abstract_events(rounds)
+            declared = [*life_cycle.abstract_states(), *declared]
+        start_line = self.line_of(("states", start))
+        rows = [replace(row, line=start_line) for row in built_in] + rows
+        events = {event.name: event for event in around} | events
+        origin = [(-1, "")] * len(built_in) + origin
         table = Table(
             name=spec.spec,
             params=self.params,
@@ -265,6 +276,7 @@ class _Compiler:
             sometimes={text: self._sub(value) for text, value in spec.check.sometimes.items()},
             eventually=spec.check.eventually,
             spec=spec,
+            page_size=self.page_size,
         )
         self._check(table, origin)
         return replace(table, states=tuple(self._with_peak(table, state) for state in table.states), cache={})
@@ -348,7 +360,7 @@ class _Compiler:
     def _check(self, table: Table, origin: list[tuple[int, str]]) -> None:
         paths = {row.index: ("transitions", origin[row.index][0]) for row in table.rows if not row.built_in}
         for event in table.events.values():
-            if event.name in life_cycle.EVENTS and self.spec.contract:
+            if event.name in life_cycle.EVENTS:
                 continue
             for state in event.states:
                 rows = [row for row in table.rows if row.event == event.name and state in row.sources]

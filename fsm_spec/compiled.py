@@ -23,15 +23,15 @@ PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
 # A model is a few plain arrays, as arrays by name in a tuple take numba ten times as long to compile.
 # Settings of a composition: places in `settings`.
 (REQUESTS, BITS, PAGE_BITS, SYMMETRY, ABORT, ADMISSION, POOL_PAGES, PAGE_SIZE, GROW, MIXED, BUDGET, MAX_RUNNING,
- ENDED_CODE, POOL_BIT, SLOTS_BIT, SETTINGS) = range(16)  # fmt: skip
-# What is known of a local state: columns of `local`. The last five are lists of options or edges.
-(STATUS, LONGEST, PAGES, BROKEN, SHOWN, NEED, LEFT, ROWS, TAKE, FILL, FACTS) = range(11)
+ ENDED_CODE, POOL_BIT, SLOTS_BIT) = range(15)  # fmt: skip
+# What is known of a local state: columns of `local`.
+STATUS, LONGEST, PAGES, NEED, LEFT, ROWS, TAKE, FILL = range(8)
 # Options of a request in an iteration, and edges of a single action: columns of `options` and of `edges`.
-TARGET, USED, FAULTS, SHOWS, OPTION_FACTS = range(5)
-KIND = 1
+TARGET, USED, FAULTS, SHOWS = range(4)
+KIND = USED
 # Rows of `scratch`, one element a request.
 (CODES, OWNED, QUEUED, LIVE, RUNNING_, PAGES_, NEED_, LEFT_, ROWS_, NEW_PAGES, ACTIONS, TOKENS, ADMIT_TOKENS, MOVER,
- OPTION, OPTION_PAGES, WHEEL, SCRATCH) = range(18)  # fmt: skip
+ OPTION, OPTION_PAGES, WHEEL) = range(17)  # fmt: skip
 # A word that no state packs to: `packed.py` leaves the sign bit free.
 EMPTY = np.int64(-1)
 # Kinds of edges of a local state, in the search by actions.
@@ -153,7 +153,12 @@ def actions(word, settings, local, lists, options, prefills, admits_, arrivals, 
 
     `lists[code]` and `lists[code + 1]` bound the edges of a local state in `options` (target, kind).
     """
-    requests, bits, admission, pool_pages = settings[REQUESTS], settings[BITS], settings[ADMISSION], settings[POOL_PAGES]
+    requests, bits, admission, pool_pages = (
+        settings[REQUESTS],
+        settings[BITS],
+        settings[ADMISSION],
+        settings[POOL_PAGES],
+    )
     grow, symmetry = settings[GROW], settings[SYMMETRY]
     field = (1 << bits) - 1
     used, live, promised, broken, shown = 0, 0, 0, 0, 0
@@ -161,8 +166,6 @@ def actions(word, settings, local, lists, options, prefills, admits_, arrivals, 
     for index in range(requests):
         code = (word >> (index * bits)) & field
         used += local[code, PAGES]
-        broken |= local[code, BROKEN]
-        shown |= local[code, SHOWN]
         status = local[code, STATUS]
         ended = ended and status == ENDED
         if status == RUNNING:
@@ -196,6 +199,11 @@ def actions(word, settings, local, lists, options, prefills, admits_, arrivals, 
                     continue
             else:
                 others += 1
+            broken |= options[edge, FAULTS]
+            shown |= options[edge, SHOWS]
+            if target == code and kind == EVENT_EDGE and options[edge, FAULTS]:
+                # An event that finds no row leads nowhere.
+                continue
             after = rest | (target << shift)
             if count < len(out):
                 out[count] = _alike(after, requests, bits, scratch[WHEEL]) if symmetry else after
@@ -209,7 +217,12 @@ def actions(word, settings, local, lists, options, prefills, admits_, arrivals, 
 @numba.njit(cache=True)
 def _packed(settings, local, scratch):
     """Pack codes and pages; with symmetry, requests that have ended lose their places."""
-    requests, bits, page_bits, ended = settings[REQUESTS], settings[BITS], settings[PAGE_BITS], settings[ENDED_CODE]
+    requests, bits, page_bits, ended = (
+        settings[REQUESTS],
+        settings[BITS],
+        settings[PAGE_BITS],
+        settings[ENDED_CODE],
+    )
     symmetry = settings[SYMMETRY]
     word = 0
     place = 0
@@ -352,7 +365,11 @@ def _planned(settings, local, prefills, admits_, scratch, queue):
     for place in range(admitted):
         index = scratch[QUEUED, place]
         option = admits_[scratch[CODES, index], scratch[ADMIT_TOKENS, place]]
-        scratch[MOVER, moving], scratch[OPTION, moving], scratch[OPTION_PAGES, moving] = index, option, queue[place, 0]
+        scratch[MOVER, moving], scratch[OPTION, moving], scratch[OPTION_PAGES, moving] = (
+            index,
+            option,
+            queue[place, 0],
+        )
         held += queue[place, 0]
         moving += 1
     return moving, held
@@ -415,7 +432,9 @@ def _search(start, settings, local, lists, options, prefills, admits_, arrivals,
     return states[:count], moves, levels[: level + 1], first, shown, stuck, complete
 
 
-def _cycle(states, words, places, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue):
+def _cycle(
+    states, words, places, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue
+):
     """Find a cycle among all reachable states, depth first; give its places in `states`, or nothing.
 
     What moves a request on (tokens emitted, committed slots of an abstract model) never falls, so a cycle holds no
@@ -439,7 +458,17 @@ def _cycle(states, words, places, settings, local, lists, options, prefills, adm
             again = True
             while again:
                 found, _, _, _ = successors(
-                    states[node], settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out
+                    states[node],
+                    settings,
+                    local,
+                    lists,
+                    options,
+                    prefills,
+                    admits_,
+                    arrivals,
+                    scratch,
+                    queue,
+                    out,
                 )
                 again = found > len(out)
                 if again:

@@ -1,8 +1,8 @@
 """Requests composed: the states that a few requests share, and every move that leads from one to the next.
 
 Requests arrive in order and the scheduler is the one that simulator and executor call. A move is an arrival, an abort,
-or one iteration: the plan, then every combination of what its requests can do. Requests of abstract models, which
-have no scheduler, move one event at a time.
+or one iteration: the plan, then every combination of what its requests can do. Requests of abstract models
+move one event at a time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from fsm_spec import life_cycle, properties
-from fsm_spec.expression import evaluate
-from fsm_spec.policy import Plan, Policy, Pool, Waiting, plan
+from fsm_spec.oracle import holding
+from fsm_spec.policy import ADMISSIONS, Plan, Policy, Pool, Waiting, admits, plan
 from fsm_spec.table import END, WAIT
 
 if TYPE_CHECKING:
@@ -200,36 +200,95 @@ class Composition:
 
 
 class Interleaving:
-    """Give the moves of requests of an abstract model: any event of any of them, no pool and no scheduler."""
+    """Give the moves of requests of an abstract model: one event of one of them at a time, in a pool.
 
-    def __init__(self, automaton: Automaton, requests: int) -> None:
+    A state holds the pages of all its slots. A request waits for pages it lacks; blocked so at a round state, it
+    may give all of them back (policies holdback and preempt). Admission is the scheduler's.
+    """
+
+    def __init__(
+        self, automaton: Automaton, policy: Policy, pool: Pool, requests: int, *, abort: bool = True
+    ) -> None:
         self.automaton = automaton
         self.table = automaton.table
+        self.policy = policy
+        self.pool = pool
         self.requests = requests
+        self.abort = abort
+        self.first = automaton.values(self.table.new_abstract_request())
+        self.local = self._reachable()
+        held = [holding(self.table, automaton.columns(values)) for values in self.local]
+        self.longest = max(int(pool.pages_of(sum(slots.values()))) for slots in held)
+        self.grow = int(pool.pages_of(max(slots["provisional"] + slots["scratch"] for slots in held)))
+        self._admission = ADMISSIONS.index(policy.admit)
+
+    def _reachable(self) -> list[Values]:
+        """List every local state of a request, the waiting one first; ended ones are left out."""
+        found = {self.first: None}
+        queue = [self.first]
+        while queue:
+            for _, way in self.events(queue.pop()):
+                if self.automaton.state_of(way.after) != END and way.after not in found:
+                    found[way.after] = None
+                    queue.append(way.after)
+        return list(found)
 
     @property
     def start(self) -> State:
-        """Give the state in which every request is in the start state."""
-        values = {"state": self.table.codes[self.table.start.name]}
-        for column in self.table.columns:
-            values[column.name] = evaluate(column.init, {**values, **self.table.codes})
-        return (Held(self.automaton.values(values)),) * self.requests
+        """Give the state in which every request waits."""
+        return (Held(self.first),) * self.requests
+
+    def events(self, values: Values) -> list[tuple[str, Way]]:
+        """List the events of a local state with the ways they go: its own, admission, preemption, then abort."""
+        state = self.automaton.state_of(values)
+        own = [name for name, event in self.table.events.items() if state in event.states]
+        last = (life_cycle.ADMIT, life_cycle.PREEMPT, life_cycle.ABORT)
+        ordered = [name for name in own if name not in last] + [name for name in last if name in own]
+        kept = [name for name in ordered if name != life_cycle.ABORT or self.abort]
+        return [(name, way) for name in kept for way in self.automaton.alone(values, name)]
+
+    def pages(self, values: Values) -> int:
+        """Count the pages that a local state holds."""
+        return int(self.pool.pages_of(sum(holding(self.table, self.automaton.columns(values)).values())))
 
     def moves(self, state: State) -> Iterator[Move]:
         """Yield every move from a state."""
+        used = sum(entry.pages for entry in state if entry)
+        live = [entry for entry in state if entry and entry.columns and self.lives(entry.columns)]
         for index, entry in enumerate(state):
             assert entry is not None
             if not entry.columns:
                 continue
-            here = self.automaton.state_of(entry.columns)
-            for event in self.table.events.values():
-                if here in event.states:
-                    for way in self.automaton.alone(entry.columns, event.name):
-                        done = self.automaton.state_of(way.after) == self.table.eventually
-                        after = _put(state, index, ENDED if done else Held(way.after))
-                        yield Move(
-                            (Part(index, way.events),), after, way.broken, way.shown, by_scheduler=True
-                        )
+            blocked = False
+            for name, way in self.events(entry.columns):
+                grows = self.pages(way.after) - entry.pages
+                if name == life_cycle.ADMIT:
+                    promised = (len(live) + 1) * self.longest
+                    if not admits(
+                        self._admission, len(live), used, grows, promised, self.grow, self.pool.pages
+                    ):
+                        continue
+                elif name == life_cycle.PREEMPT:
+                    if not blocked or self.policy.admit in ("reserve", "greedy"):
+                        continue
+                elif name != life_cycle.ABORT and grows > 0 and used + grows > self.pool.pages:
+                    blocked = True
+                    continue
+                yield self._move(state, index, name, way)
+
+    def lives(self, values: Values) -> bool:
+        """Tell whether a request has been admitted."""
+        return self.automaton.state_of(values) != WAIT
+
+    def _move(self, state: State, index: int, name: str, way: Way) -> Move:
+        entry = state[index]
+        assert entry is not None
+        done = self.automaton.state_of(way.after) == END
+        after = ENDED if done else Held(way.after, self.pages(way.after))
+        part = Part(index, way.events, (entry.pages, max(entry.pages, after.pages), after.pages))
+        return Move(
+            (part,), _put(state, index, after), way.broken, way.shown, by_scheduler=name != life_cycle.ABORT
+        )
 
 
 def _put(state: State, index: int, entry: Held) -> State:

@@ -30,6 +30,29 @@ FILL: dict[str, Expr] = {
 }
 
 
+def abstract_states() -> tuple[StatePlan, ...]:
+    """Give the states built into an abstract model, which has no prefill: it holds what its own states say."""
+    return (StatePlan(WAIT, "wait", _NOTHING, built_in=True), StatePlan(END, "end", _NOTHING, built_in=True))
+
+
+def abstract_events(rounds: Sequence[str]) -> tuple[EventPlan, ...]:
+    """Give the events built into an abstract model."""
+    return (
+        EventPlan(ADMIT, (WAIT,)),
+        EventPlan(PREEMPT, tuple(rounds)),
+        EventPlan(ABORT, (WAIT, *rounds)),
+    )
+
+
+def abstract_rows(rounds: Sequence[str], start: str) -> list[Row]:
+    """Give the rows built into an abstract model; columns keep their values, preempted or not."""
+    return [
+        Row(-1, (WAIT,), ADMIT, start, built_in=True),
+        Row(-1, tuple(rounds), PREEMPT, WAIT, built_in=True),
+        Row(-1, (WAIT, *rounds), ABORT, END, built_in=True),
+    ]
+
+
 def states() -> tuple[StatePlan, ...]:
     """Give the built-in states, in the order of their codes."""
     return (

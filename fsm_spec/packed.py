@@ -7,7 +7,7 @@ same ways with the same properties broken.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsm_spec.automaton import Automaton, Values, Way
+    from fsm_spec.composition import Interleaving
+    from fsm_spec.table import Table
 
 # Codes of local states that every packing has: a request that has not arrived, and one that has ended.
 ABSENT_CODE, ENDED_CODE = 0, 1
@@ -29,6 +31,8 @@ WORD_BITS = 63
 MOST_REQUESTS = 16
 # Statuses, settings and columns are those that `compiled.py` reads; it is not imported here, as numba is slow to load.
 ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
+EVENT_EDGE = 0
+_KINDS_OF_EDGES: Final = {life_cycle.ADMIT: 1, life_cycle.PREEMPT: 2, life_cycle.ABORT: 3}
 
 
 class Model(NamedTuple):
@@ -71,8 +75,6 @@ class Local(NamedTuple):
     status: int = 0
     longest: int = 0
     pages: int = 0
-    broken: int = 0
-    shown: int = 0
     need: int = 0
     left: int = 0
     rows: int = 0
@@ -125,8 +127,7 @@ class RoundsPacking:
         # Code 0 is a request that has not arrived, code 1 one that has ended.
         self.values: list[Values] = [(), ()]
         self.codes: dict[Values, int] = {}
-        self.sentences = [*properties.built_in(self.table), *self.table.always]
-        self.sentences.append(properties.eventually(self.table))
+        self.sentences = sentences_of(self.table)
         self.shows = list(self.table.sometimes)
         self._options = _Options()
         self.model = self._model([self._code(values) for values in arrivals], symmetry=symmetry, abort=abort)
@@ -139,24 +140,15 @@ class RoundsPacking:
             self.values.append(values)
         return self.codes[values]
 
-    def _bits(self, sentences: Iterable[str], known: Sequence[str]) -> int:
-        """Give a bit for each sentence; a sentence may carry details behind the known text."""
-        bits = 0
-        for sentence in sentences:
-            for place, text in enumerate(known):
-                if sentence == text or sentence.startswith(f"{text} ("):
-                    bits |= 1 << place
-        return bits
-
     def _list(self, ways: Sequence[Way]) -> int:
         """Add a list of options: ways that leave the request alike and use alike slots are one."""
         options = self._options
         merged: dict[tuple[int, int, int], int] = {}
         for way in ways:
-            broken = self._bits(way.broken, self.sentences)
-            target = -1 if any(text.startswith(properties.HANDLED) for text in way.broken) else self._code(way.after)
+            broken = bits_of(way.broken, self.sentences)
+            target = -1 if properties.HANDLED in way.broken else self._code(way.after)
             key = (target, way.used, broken)
-            merged[key] = merged.get(key, 0) | self._bits(way.shown, self.shows)
+            merged[key] = merged.get(key, 0) | bits_of(way.shown, self.shows)
         for (target, used, broken), shown in merged.items():
             options.target.append(target)
             options.used.append(used)
@@ -190,12 +182,14 @@ class RoundsPacking:
             budget=self.policy.prefill.tokens,
             max_running=self.policy.max_running,
             ended_code=ENDED_CODE,
-            pool_bit=self._bits([properties.POOL], self.sentences),
-            slots_bit=self._bits([properties.SLOTS], self.sentences),
+            pool_bit=bits_of([properties.POOL], self.sentences),
+            slots_bit=bits_of([properties.SLOTS], self.sentences),
         )
         options = self._options
         columns = (options.target, options.used, options.broken, options.shown)
-        return model(settings, local, options.start, list(zip(*columns, strict=True)), prefills, admits, arrivals)
+        return model(
+            settings, local, options.start, list(zip(*columns, strict=True)), prefills, admits, arrivals
+        )
 
     def _local(self, code: int) -> tuple[Local, list[int], list[int]]:
         """Give the facts of a local state, and its lists of options by tokens prefilled.
@@ -258,4 +252,59 @@ def _square(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     return np.array([[*row, *[-1] * (width - len(row))] for row in rows], np.int64).reshape(len(rows), width)
 
 
-__all__ = ["ENDED_CODE", "Local", "Model", "RoundsPacking", "Settings", "fit_word", "model"]
+def sentences_of(table: Table) -> list[str]:
+    """List the properties that a move can break; their places are their bits. The last is the liveness property."""
+    return [*properties.built_in(table), *table.always, properties.eventually(table)]
+
+
+def bits_of(sentences: Iterable[str], known: Sequence[str]) -> int:
+    """Give the bits of sentences among the known ones."""
+    return sum(1 << known.index(sentence) for sentence in set(sentences))
+
+
+class ActionsPacking:
+    """Pack requests of an abstract model, which move one event at a time."""
+
+    def __init__(self, composed: Interleaving, *, symmetry: bool = True) -> None:
+        table = composed.table
+        self.composed = composed
+        self.sentences = sentences_of(table)
+        self.shows = list(table.sometimes)
+        # The waiting request comes first, so that the start state is the word 0.
+        self.values: list[Values] = [*composed.local, ()]
+        codes = {values: code for code, values in enumerate(self.values)}
+        local, lists, options = [], [0], []
+        for values in composed.local:
+            for name, way in composed.events(values):
+                target = codes.get(way.after, len(composed.local))
+                faults, shows = bits_of(way.broken, self.sentences), bits_of(way.shown, self.shows)
+                options.append((target, _KINDS_OF_EDGES.get(name, EVENT_EDGE), faults, shows))
+            lists.append(len(options))
+        lists.append(len(options))
+        for values in self.values:
+            status = ENDED if not values else RUNNING if composed.lives(values) else WAITING
+            pages = composed.pages(values) if values else 0
+            longest = composed.longest if values else 0
+            local.append(Local(status, longest, pages))
+        pool = composed.pool
+        settings = Settings(
+            requests=composed.requests,
+            bits=fit_word(composed.requests, len(self.values), 0),
+            page_bits=0,
+            symmetry=symmetry,
+            abort=composed.abort,
+            admission=ADMISSIONS.index(composed.policy.admit),
+            pool_pages=pool.pages,
+            page_size=pool.page_size,
+            grow=composed.grow,
+            mixed=1,
+            budget=0,
+            max_running=composed.policy.max_running,
+            ended_code=len(composed.local),
+            pool_bit=bits_of([properties.POOL], self.sentences),
+            slots_bit=0,
+        )
+        self.model = model(settings, local, lists, options or [(0, 0, 0, 0)])
+
+
+__all__ = ["ENDED_CODE", "ActionsPacking", "Local", "Model", "RoundsPacking", "Settings", "fit_word", "model"]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from fsm_spec import life_cycle
 from fsm_spec.expression import evaluate
+from fsm_spec.oracle import holding
 from fsm_spec.plan import KINDS
-from fsm_spec.table import END
+from fsm_spec.scope import OWNED
+from fsm_spec.table import END, WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +33,7 @@ HANDLED: Final = "every event finds exactly one row"
 SLOTS: Final = "every slot in use lies in a page that the request owns"
 POOL: Final = "pages are never over-committed: free + held = pool"
 RELEASED: Final = "no slot is held where no round or prefill runs"
+TAKEN: Final = "pages are taken where a round starts only"
 COMMITTED_ONLY: Final = "at a round point only committed slots are held"
 
 
@@ -42,7 +45,7 @@ def eventually(table: Table) -> str:
 def built_in(table: Table) -> tuple[str, ...]:
     """List the built-in properties that apply to a table."""
     if table.contract is None:
-        return (BOUNDS, COMMITTED_ONLY, RELEASED, HANDLED)
+        return (BOUNDS, COMMITTED_ONLY, TAKEN, RELEASED, POOL, HANDLED)
     return (CONTRACT[table.contract], LIMIT, BOUNDS, FINISH, VERIFIED, ROUND, SLOTS, POOL, RELEASED, HANDLED)
 
 
@@ -58,7 +61,7 @@ class Judge:
         after = outcome.columns
         found = [BOUNDS] if not self._bounded(after) else []
         if self.table.contract is None:
-            return tuple(found + self._held(after))
+            return tuple(found + self._held(before, after))
         if after["emitted"] > after["limit"]:
             found.append(LIMIT)
         state = self.table.states[after["state"]]
@@ -76,14 +79,24 @@ class Judge:
             return False
         return all(0 <= after[name] <= top for name, top in self._maxima.items())
 
-    def _held(self, after: Mapping[str, int]) -> list[str]:
-        """Judge the holding that an abstract model declares."""
-        state = self.table.states[after["state"]]
+    def _held(self, before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
+        """Judge the holding that an abstract model declares; its `always` holds in every state of a request."""
+        source, state = (self.table.states[columns["state"]] for columns in (before, after))
         held = {kind: evaluate(state.holding[kind], after) for kind in KINDS}
         found = [COMMITTED_ONLY] if state.round and (held["provisional"] or held["scratch"]) else []
         if state.name == self.table.eventually and any(held.values()):
             found.append(RELEASED)
-        return found + (self._unheld(self.table.always, after) if state.round else [])
+        if not (source.round or source.name == WAIT) and self._pages(after) > self._pages(before):
+            found.append(TAKEN)
+        if state.built_in:
+            return found
+        return found + self._unheld(
+            self.table.always, {**after, OWNED: self._pages(after) * self.table.page_size}
+        )
+
+    def _pages(self, columns: Mapping[str, int]) -> int:
+        """Count the pages of the slots that a request of an abstract model holds."""
+        return -(-sum(holding(self.table, columns).values()) // self.table.page_size)
 
     def _unheld(self, conditions: Mapping[str, object], after: Mapping[str, int]) -> list[str]:
         values = {**after, **self.table.codes}

@@ -17,6 +17,7 @@ from fsm_spec.scope import (
     BUILT_IN_COLUMNS,
     LIFE_CYCLE_EVENTS,
     LIFE_CYCLE_STATES,
+    OWNED,
     RESERVED,
     Scope,
     Violation,
@@ -231,7 +232,8 @@ def _check(scope: Scope) -> Iterator[Violation]:
     """Properties read columns, parameters and `state`, which compares with names of states."""
     spec = scope.spec
     states = dict.fromkeys([*spec.states, *LIFE_CYCLE_STATES, "state"], ("states",))
-    place = scope.place(more=states)
+    pool = {} if spec.forwards else {OWNED: ("pool",)}
+    place = scope.place(more=states | pool)
     for group in ("always", "sometimes"):
         for text, condition in getattr(spec.check, group).items():
             yield from scope.numbers(condition, ("check", group, text), place)

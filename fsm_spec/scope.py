@@ -26,11 +26,15 @@ PENDING: Final = "pending"
 # Names with a meaning of their own wherever a name may stand.
 RESERVED: Final = frozenset(
     {"state", *BUILT_IN_COLUMNS, "stop", PENDING, "mask", "noise", "text", "vocab"}
+    | {"page_size", "owned"}
     | {"and", "or", "not", "true", "false", "min", "max", "ceil"}
 )
 # Values that one load may try out, in all, to decide what intervals leave open; it keeps absurd guards quick.
 MOST_WALKED: Final = 20_000
 _KINDS: Final = {"token": "tokens", "law": "laws", "count": "a count"}
+# What an abstract model may read of the pool: slots a page, and slots in the pages that a request owns.
+PAGE_SIZE: Final = "page_size"
+OWNED: Final = "owned"
 LIFE_CYCLE_STATES: Final = ("wait", "prefill", "end")
 # A state's completion is an event of its name, so no state may be called like an event of the life cycle.
 LIFE_CYCLE_EVENTS: Final = ("admit", "chunk", "first", "preempt", "abort", "halt", "finish")
@@ -154,7 +158,8 @@ class Scope:
         counts = {
             name: ("results", forward) for name, value in (results or {}).items() if value.kind == "count"
         }
-        numbers = {**(more or {}), **counts, **dict.fromkeys(self.columns if columns else (), ("columns",))}
+        pool = {} if self.spec.forwards else {PAGE_SIZE: ("pool",)}
+        numbers = {**(more or {}), **pool, **counts, **dict.fromkeys(self.columns if columns else (), ("columns",))}
         others = dict.fromkeys(self.carries, "a carry") | dict.fromkeys(
             ("mask", "noise", "text", "vocab"), "no number"
         )

@@ -145,6 +145,8 @@ class Table:
     sometimes: Mapping[str, Expr]
     eventually: str
     spec: Spec
+    # What an abstract model reads as `page_size`; tables with a contract leave pages to the scheduler.
+    page_size: int = 1
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -195,6 +197,13 @@ class Table:
         """Give the columns of a request that has just arrived: waiting, nothing emitted, no KV."""
         values = dict.fromkeys(self.column_names, 0)
         return values | {"state": self.codes[WAIT], "prompt": prompt, "limit": limit}
+
+    def new_abstract_request(self) -> dict[str, int]:
+        """Give the columns of a waiting request of an abstract model: its own columns at their first values."""
+        values: dict[str, int] = {**self.codes, "state": self.codes[WAIT]}
+        for column in self.columns:
+            values[column.name] = expression.evaluate(column.init, values)
+        return {name: values[name] for name in self.column_names}
 
     def with_row(self, index: int, **changes: Any) -> Table:
         """Give a table in which one row differs: how faults are planted and repairs are tried."""
