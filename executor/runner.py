@@ -8,7 +8,6 @@ block tables the allocator's (`cache.py`), text and counts the request's (`reque
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
 from fsm_spec.engine import Args, Chunk, Group, Launch
+from fsm_spec.executor.batch import Batch
 from fsm_spec.executor.block import Block, Layout
 from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.carry import Carries, Scope
@@ -39,43 +39,6 @@ class Model(Protocol):
 
     def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
         """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
-
-
-@dataclass
-class _Batch:
-    """Collect the parts of a RowBatch, request after request."""
-
-    ids: list[Tokens] = field(default_factory=list)
-    positions: list[NDArray[np.int64]] = field(default_factory=list)
-    slots: list[torch.Tensor] = field(default_factory=list)
-    row_start: list[int] = field(default_factory=lambda: [0])
-    context: list[torch.Tensor] = field(default_factory=list)
-    masks: list[torch.Tensor] = field(default_factory=list)
-    wanted: list[NDArray[np.int64]] = field(default_factory=list)
-    gated: list[NDArray[np.bool_]] = field(default_factory=list)
-    any_gated: bool = False
-
-    @property
-    def total(self) -> int:
-        """Count the rows so far."""
-        return self.row_start[-1]
-
-    def rows(self) -> RowBatch:
-        """Join the parts."""
-        return RowBatch(
-            token_ids=torch.from_numpy(_joined(self.ids)),
-            positions=torch.from_numpy(_joined(self.positions)),
-            slots=self.slots[0] if len(self.slots) == 1 else torch.cat(self.slots),
-            row_start=self.row_start,
-            context_slots=self.context,
-            masks=self.masks,
-            logits_rows=torch.from_numpy(_joined(self.wanted) if self.wanted else np.zeros(0, np.int64)),
-            adapter_rows=torch.from_numpy(np.concatenate(self.gated)) if self.any_gated else None,
-        )
-
-
-def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class Runner:
@@ -134,7 +97,7 @@ class Runner:
 
     def launch(self, launch: Launch) -> list[Args]:
         """Run a launch: one forward over the rows of all groups and chunks, then the operators of each group."""
-        batch = _Batch()
+        batch = Batch()
         blocks = [self._block(group, batch) for group in launch.groups]
         sampled = [chunk for chunk in launch.chunks if self._add_chunk(chunk, batch)]
         if not batch.total:
@@ -162,7 +125,7 @@ class Runner:
             self._sample_first(sampled, logits[at:])
         return results
 
-    def _block(self, group: Group, batch: _Batch) -> Block:
+    def _block(self, group: Group, batch: Batch) -> Block:
         """Lay out the rows of a group and add them to the batch."""
         scope = self._scope(group.requests, group.columns)
         block = Block(
@@ -199,7 +162,7 @@ class Runner:
             return self.allocator.slots(number, low, low + len(slots))
         return self.allocator.slots(number, 0, int(slots.max()) + 1)[torch.from_numpy(slots)]
 
-    def _add_chunk(self, chunk: Chunk, batch: _Batch) -> bool:
+    def _add_chunk(self, chunk: Chunk, batch: Batch) -> bool:
         """Add the rows of a prefill chunk; tell whether its last row is to be sampled."""
         request = self.requests[chunk.request]
         stop = chunk.start + chunk.tokens
