@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import TraceDivergence, UserError
 from fsm_spec.executor.generate import Options, Session, pool_for, trace_header
+from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.expression import Const, subtract
 from fsm_spec.load import load, shipped
@@ -29,39 +30,38 @@ from fsm_spec.simulator.workload import Workload, parse_arrivals, parse_lengths
 from fsm_spec.table import NO_STOP, Table
 from fsm_spec.trace import TraceWriter, header
 
-TOKENS, VOCABULARY = 16, 64
+TOKENS = 16
 Records = list[dict[str, Any]]
 
 
-class Outputs(Protocol):
-    """Say what these tests use of a run's outputs."""
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    """Return a random model of two layers."""
+    return tiny_model(vocab=64)
 
-    records: Records
-    preemptions: int
 
-
-class Executor(Protocol):
-    """Say what these tests use of the fixture `executor`."""
-
-    model: Transformer
-
-    def run(
-        self,
-        table: Table,
-        prompts: Sequence[Sequence[int]],
-        options: Options,
-        *,
-        pool: Pool | None = None,
-        policy: Policy | None = None,
-    ) -> Outputs:
-        """Run prompts together; give their outputs and the trace."""
+def recorded_run(
+    model: Transformer, spec: str, prompts: list[list[int]], pool: Pool, policy: Policy, tokens: int
+) -> Records:
+    """Run prompts together on the executor; give its trace."""
+    records: Records = []
+    loaded = load(spec)
+    table = compile_table(loaded.spec, {}, line_of=loaded.line_of)
+    trace = TraceWriter(records, trace_header(table, policy, pool, loaded.text))
+    session = Session(table, model, pool=pool, policy=policy, trace=trace)
+    for prompt in prompts:
+        session.add(prompt, Options(tokens))
+    session.run()
+    return records
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
+def prompts(model: Transformer) -> list[list[int]]:
     """Return prompts that repeat themselves, so that lookups find something."""
     source = random.Random(1)
-    return [[source.randrange(1, VOCABULARY - 1) for _ in range(3 + 2 * index)] * 2 for index in range(4)]
+    return [
+        [source.randrange(1, model.config.vocab - 1) for _ in range(3 + 2 * index)] * 2 for index in range(4)
+    ]
 
 
 def tight(table: Table, prompts: list[list[int]]) -> Pool:
@@ -73,24 +73,19 @@ def tight(table: Table, prompts: list[list[int]]) -> Pool:
 @pytest.mark.parametrize("admit", ["reserve", "holdback", "preempt"])
 @pytest.mark.parametrize("spec", sorted(shipped()))
 def test_simulator_takes_the_executors_steps(
-    spec: str,
-    admit: str,
-    executor: Executor,
-    table_of: Callable[..., Table],
-    prompts: list[list[int]],
+    spec: str, admit: str, model: Transformer, table_of: Callable[..., Table], prompts: list[list[int]]
 ) -> None:
     """A difference in page counts, cuts or preemption between the two sides shows at its first record."""
-    table = table_of(spec)
-    policy = Policy(policy=admit, admit=admit)  # type: ignore[arg-type]
-    outputs = executor.run(table, prompts, Options(TOKENS), pool=tight(table, prompts), policy=policy)
-    again = rerun(outputs.records)
-    assert {**outputs.records[0], "source": "simulator"} == again[0]
-    assert outputs.records[1:] == again[1:]
-    assert (admit == "reserve") == (outputs.preemptions == 0)
+    policy = Policy.model_validate({"policy": admit, "admit": admit})
+    records = recorded_run(model, spec, prompts, tight(table_of(spec), prompts), policy, TOKENS)
+    again = rerun(records)
+    assert {**records[0], "source": "simulator"} == again[0]
+    assert records[1:] == again[1:]
+    assert (admit != "reserve") == any(record.get("event") == "preempt" for record in records)
 
 
 def test_stop_tokens_stop_strings_and_aborts_come_along(
-    executor: Executor, table_of: Callable[..., Table]
+    model: Transformer, table_of: Callable[..., Table]
 ) -> None:
     """Ends that the host decides are part of the trace, in their place."""
     table, pool, policy = table_of("uno_linear"), Pool(64, 4), Policy()
@@ -98,12 +93,12 @@ def test_stop_tokens_stop_strings_and_aborts_come_along(
     text = load("uno_linear").text
     session = Session(
         table,
-        executor.model,
+        model,
         pool=pool,
         policy=policy,
         trace=TraceWriter(records, trace_header(table, policy, pool, text)),
     )
-    stops = tuple(range(0, VOCABULARY, 11))
+    stops = tuple(range(0, model.config.vocab, 11))
     numbers = [session.add([1, 2, 3 + index], Options(TOKENS, stop_ids=stops)) for index in range(5)]
     session.iterate()
     session.abort(numbers[4])
@@ -118,11 +113,9 @@ def test_stop_tokens_stop_strings_and_aborts_come_along(
 
 
 @pytest.fixture(scope="module")
-def recorded(executor: Executor, prompts: list[list[int]]) -> Records:
+def recorded(model: Transformer, prompts: list[list[int]]) -> Records:
     """Return a trace of the executor."""
-    loaded = load("uno_linear")
-    outputs = executor.run(compile_table(loaded.spec, {}, line_of=loaded.line_of), prompts[:2], Options(8))
-    return outputs.records
+    return recorded_run(model, "uno_linear", prompts[:2], Pool(64, 16), Policy(), 8)
 
 
 def test_another_result_gives_another_run(recorded: Records) -> None:
