@@ -80,7 +80,9 @@ def parse_config(published: dict[str, Any], generation: dict[str, Any], where: s
     reader = _Reader(published, where)
     architecture = _architecture(published, where)
     if published.get("hidden_act", "silu") != "silu" or published.get("mlp_bias"):
-        raise UserError(f"{where}: only SwiGLU feed-forward layers without bias are supported; use another model.")
+        raise UserError(
+            f"{where}: only SwiGLU feed-forward layers without bias are supported; use another model."
+        )
     bias = bool(published.get("attention_bias"))
     hidden, heads = reader.count("hidden_size"), reader.count("num_attention_heads")
     kv_heads = reader.count("num_key_value_heads", heads)
