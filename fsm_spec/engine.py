@@ -151,7 +151,7 @@ class Engine:
             raise UserError("the prompt is empty; give at least one token")
         if limit < 0:
             raise UserError(f"the limit of new tokens is {limit}; give 0 or more")
-        refuse_impossible(self.table, self.pool, prompt, limit)
+        refuse_impossible(self.table, self.pool, prompt, limit, self.policy.lag)
         request = self._next_request
         self._next_request += 1
         self.waiting[request] = Waiting(prompt, limit, 0)

@@ -59,6 +59,8 @@ class Policy(BaseModel):
     admit: Literal["reserve", "holdback", "preempt", "greedy"] = "holdback"
     prefill: Prefill = Prefill()
     max_running: Annotated[int, Field(ge=1, strict=True)] = 256
+    # Rounds by which the host's view is late (overlapped scheduling): pages are taken ahead for what it cannot see.
+    lag: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
 
 
 class Pool(NamedTuple):
@@ -130,15 +132,15 @@ def fill_slots(table: Table, prompt: int, emitted: int) -> int:
     return evaluate(table.fill, {"prompt": prompt, "emitted": emitted})
 
 
-def longest_pages(table: Table, pool: Pool, prompt: int, limit: int) -> int:
-    """Give the most pages a request can ever own: its last round, with the largest peak."""
+def longest_pages(table: Table, pool: Pool, prompt: int, limit: int, lag: int = 0) -> int:
+    """Give the most pages a request can ever own: its last round, with the largest headroom."""
     last = fill_slots(table, prompt, max(limit - 1, 0))
-    return int(pool.pages_of(last + (table.peak if limit > 0 else 0)))
+    return int(pool.pages_of(last + (int(headroom(table, lag).max()) if limit > 0 else 0)))
 
 
-def refuse_impossible(table: Table, pool: Pool, prompt: int, limit: int) -> None:
+def refuse_impossible(table: Table, pool: Pool, prompt: int, limit: int, lag: int = 0) -> None:
     """Raise PoolExhausted for a request that even an empty pool cannot carry to its limit."""
-    need = longest_pages(table, pool, prompt, limit)
+    need = longest_pages(table, pool, prompt, limit, lag)
     if need > pool.pages:
         raise PoolExhausted(
             f"a prompt of {prompt} tokens with up to {limit} new ones can need {need} pages of {pool.page_size} slots, "
@@ -146,11 +148,18 @@ def refuse_impossible(table: Table, pool: Pool, prompt: int, limit: int) -> None
         )
 
 
-def peaks(table: Table) -> NDArray[np.int32]:
-    """Give the peak by state code: slots above `kv` that a round starting there needs."""
-    array: NDArray[np.int32] = table.cached(
-        "peaks", lambda: np.array([s.peak for s in table.states], np.int32)
-    )
+def headroom(table: Table, lag: int = 0) -> NDArray[np.int32]:
+    """Give by state code the slots above the `kv` that the scheduler sees which a round starting there needs.
+
+    With a host lag of one round, `kv` and state are those before the round in flight: it may commit its most, and
+    the next one may start anywhere (spec_language rule 4).
+    """
+
+    def by_state() -> NDArray[np.int32]:
+        late = lag * (table.peak + table.advance)
+        return np.array([(late or state.peak) if state.round else 0 for state in table.states], np.int32)
+
+    array: NDArray[np.int32] = table.cached(("headroom", lag), by_state)
     return array
 
 
@@ -188,10 +197,11 @@ def plan(
     """
     state = columns["state"]
     running = rounds(table)[state]
-    need = np.where(running, pool.pages_of(columns["kv"] + peaks(table)[state]), pages).astype(np.int32)
+    ahead = headroom(table, policy.lag)
+    need = np.where(running, pool.pages_of(columns["kv"] + ahead[state]), pages).astype(np.int32)
     left = np.where(state == table.codes[PREFILL], _fill(table, columns) - columns["kv"], 0)
-    promised = _promised(table, pool, columns) if policy.admit == "reserve" and waiting else 0
-    queue = [_queued(table, pool, request) for request in waiting]
+    promised = _promised(table, pool, columns, policy.lag) if policy.admit == "reserve" and waiting else 0
+    queue = [_queued(table, pool, request, policy.lag) for request in waiting]
     live = len(state)
     owned, actions, tokens, admit_tokens = [0] * live, [WAITS] * live, [0] * live, [0] * len(queue)
     admitted = decide(
@@ -200,7 +210,7 @@ def plan(
         policy.prefill.tokens,
         policy.max_running,
         pool.pages,
-        pool.pages_of(table.peak),
+        pool.pages_of(int(ahead.max())),
         promised,
         running.tolist(),
         pages.tolist(),
@@ -230,19 +240,19 @@ def _fill(table: Table, columns: Columns) -> NDArray[np.int32]:
     return slots
 
 
-def _queued(table: Table, pool: Pool, request: Waiting) -> tuple[int, int, int]:
+def _queued(table: Table, pool: Pool, request: Waiting, lag: int) -> tuple[int, int, int]:
     """Give the pages a waiting request takes at admission, its longest case in pages, and the tokens it prefills."""
     if request.limit <= request.emitted:
         # Nothing to do: it is admitted to its end and holds nothing.
         return 0, 0, 0
     fill = fill_slots(table, request.prompt, request.emitted)
-    return int(pool.pages_of(fill)), longest_pages(table, pool, request.prompt, request.limit), fill
+    return int(pool.pages_of(fill)), longest_pages(table, pool, request.prompt, request.limit, lag), fill
 
 
-def _promised(table: Table, pool: Pool, columns: Columns) -> int:
+def _promised(table: Table, pool: Pool, columns: Columns, lag: int) -> int:
     """Sum the longest cases of the live requests, in pages."""
     last = np.maximum(columns["limit"] - 1, 0).astype(np.int32)
-    return int(pool.pages_of(_fill(table, {**columns, "emitted": last}) + table.peak).sum())
+    return int(pool.pages_of(_fill(table, {**columns, "emitted": last}) + headroom(table, lag).max()).sum())
 
 
 def admits(  # noqa: PLR0917 - numba takes no keyword-only arguments

@@ -176,6 +176,11 @@ class Table:
         """Give the largest peak of any round, in slots above `kv`."""
         return max((state.peak for state in self.states), default=0)
 
+    @cached_property
+    def advance(self) -> int:
+        """Give the most tokens whose KV any round commits."""
+        return max((state.advance for state in self.states), default=0)
+
     def state(self, name: str) -> StatePlan:
         """Find a state by name; raises KeyError."""
         return self.states[self.codes[name]]
