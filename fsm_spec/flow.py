@@ -49,15 +49,25 @@ def _closed(scope: Scope) -> Iterator[Violation]:
                 yield path, f"{message}; add a transition, or ignore: [{event}]"
 
 
+def _leaving(scope: Scope) -> dict[str, list[Transition]]:
+    """List the transitions that leave each state."""
+    leaving: dict[str, list[Transition]] = {}
+    for transition in scope.spec.transitions:
+        for state in sources_of(transition):
+            leaving.setdefault(state, []).append(transition)
+    return leaving
+
+
 def _reached(scope: Scope) -> set[str]:
     """Give the states on any way from the start; words in doubt may be entered too."""
     starts = {name for name, state in scope.spec.states.items() if state.start}
     todo = list((starts or set(scope.spec.states)) | scope.doubt & set(scope.spec.states))
     reached = set(todo)
+    leaving = _leaving(scope)
     while todo:
         state = todo.pop()
-        for transition in scope.spec.transitions:
-            if state in sources_of(transition) and transition.to not in reached:
+        for transition in leaving.get(state, ()):
+            if transition.to not in reached:
                 reached.add(transition.to)
                 todo.append(transition.to)
     return reached
@@ -75,10 +85,7 @@ def written(scope: Scope) -> Iterator[Violation]:
     carries = set(scope.spec.carry)
     starts = {name for name, state in scope.spec.states.items() if state.start}
     held = {name: set() if name in starts else set(carries) for name in scope.spec.states}
-    leaving: dict[str, list[Transition]] = {}
-    for transition in scope.spec.transitions:
-        for state in sources_of(transition):
-            leaving.setdefault(state, []).append(transition)
+    leaving = _leaving(scope)
     todo = [state for state in scope.spec.states if state in reached]
     while todo:
         state = todo.pop()

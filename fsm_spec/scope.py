@@ -159,7 +159,12 @@ class Scope:
             name: ("results", forward) for name, value in (results or {}).items() if value.kind == "count"
         }
         pool = {} if self.spec.forwards else {PAGE_SIZE: ("pool",)}
-        numbers = {**(more or {}), **pool, **counts, **dict.fromkeys(self.columns if columns else (), ("columns",))}
+        numbers = {
+            **(more or {}),
+            **pool,
+            **counts,
+            **dict.fromkeys(self.columns if columns else (), ("columns",)),
+        }
         others = dict.fromkeys(self.carries, "a carry") | dict.fromkeys(
             ("mask", "noise", "text", "vocab"), "no number"
         )
@@ -195,6 +200,11 @@ class Scope:
             yield path, f"{quoted(piece.name)} is a number; a carry or an operator's tokens stand here"
         elif piece.name in ("mask", "noise", "text"):
             yield path, f"{quoted(piece.name)} may not stand here; a carry or an operator's result does"
+        elif any(piece.name in known for known in self.results.values()):
+            yield (
+                path,
+                f"{quoted(piece.name)} is a result of another forward and not known here; keep it in a carry",
+            )
         else:
             yield from self.unknown(piece.name, "the carry or result", values, path)
 
