@@ -6,7 +6,8 @@ and turns words back into states; `search.py` is the same search in plain Python
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# ruff: noqa: ANN001, ANN202, C901, PLR0912, PLR0913, PLR0915, PLR0917 - numba infers types and takes plain arguments
+# ruff: noqa: ANN001, ANN201, ANN202, ARG001, C901, PLR0912, PLR0913, PLR0915, PLR0917 - numba infers types, takes plain arguments
+# ruff: noqa: PLR1714, SIM109 - and compiles comparisons to less than it makes of tuples
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ import numba
 import numpy as np
 
 from fsm_spec import policy
+from fsm_spec.hash_set import EMPTY, index_of, insert, place_of, rebuilt
+from fsm_spec.interleaved import actions, search_actions
 
-RESERVE, GREEDY = policy.RESERVE, policy.GREEDY
 PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
 # A model is a few plain arrays, as arrays by name in a tuple take numba ten times as long to compile.
 # Settings of a composition: places in `settings`.
@@ -28,21 +30,16 @@ PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
 STATUS, LONGEST, PAGES, NEED, LEFT, ROWS, TAKE, FILL = range(8)
 # Options of a request in an iteration, and edges of a single action: columns of `options` and of `edges`.
 TARGET, USED, FAULTS, SHOWS = range(4)
-KIND = USED
 # Rows of `scratch`, one element a request.
 (CODES, OWNED, QUEUED, LIVE, RUNNING_, PAGES_, NEED_, LEFT_, ROWS_, NEW_PAGES, ACTIONS, TOKENS, ADMIT_TOKENS, MOVER,
  OPTION, OPTION_PAGES, WHEEL) = range(17)  # fmt: skip
-# A word that no state packs to: `packed.py` leaves the sign bit free.
-EMPTY = np.int64(-1)
-# Kinds of edges of a local state, in the search by actions.
-EVENT_EDGE, ADMIT_EDGE, PREEMPT_EDGE, ABORT_EDGE = 0, 1, 2, 3
 # Kinds of local states, in the search by rounds.
 ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
 # Most requests that a word holds.
 MOST_REQUESTS = 16
 
 
-def compiled(function: Any, name: str, **inner: Any) -> Any:
+def compiled(function: Any, name: str, **inner: Any) -> Any:  # noqa: ANN401 - numba's functions have no type
     """Compile a plain function under a name of its own; `inner` gives the compiled functions that it calls."""
     clone = FunctionType(function.__code__, {**function.__globals__, **inner}, name)
     clone.__module__ = function.__module__
@@ -54,161 +51,12 @@ admits = compiled(policy.admits, "admits")
 decide = compiled(policy.decide, "decide", admits=admits)
 
 
-# The hash set ------------------------------------------------------------------------------------------------------
-
-
-@numba.njit(cache=True, inline="always")
-def _hash(word):
-    """Mix the bits of a word (the finaliser of splitmix64)."""
-    word = np.uint64(word)
-    word ^= word >> np.uint64(30)
-    word *= np.uint64(0xBF58476D1CE4E5B9)
-    word ^= word >> np.uint64(27)
-    word *= np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))
-
-
-@numba.njit(cache=True, inline="always")
-def _insert(table, word):
-    """Put a word into the hash set; tell whether it is new."""
-    mask = np.uint64(len(table) - 1)
-    at = _hash(word) & mask
-    while True:
-        held = table[at]
-        if held == word:
-            return False
-        if held == EMPTY:
-            table[at] = word
-            return True
-        at = (at + np.uint64(1)) & mask
-
-
-@numba.njit(cache=True)
-def _rebuilt(size, states, count):
-    """Give a hash set of another size with the words of `states`."""
-    table = np.full(size, EMPTY, np.int64)
-    for index in range(count):
-        _insert(table, states[index])
-    return table
-
-
-@numba.njit(cache=True)
-def index_of(states):
-    """Give a hash map from words to their places in `states`: (words, places)."""
-    size = 1 << 10
-    while size < 2 * len(states):
-        size *= 2
-    words = np.full(size, EMPTY, np.int64)
-    places = np.empty(size, np.int32)
-    mask = np.uint64(size - 1)
-    for index in range(len(states)):
-        at = _hash(states[index]) & mask
-        while words[at] != EMPTY:
-            at = (at + np.uint64(1)) & mask
-        words[at] = states[index]
-        places[at] = index
-    return words, places
-
-
-@numba.njit(cache=True, inline="always")
-def _place(words, places, word):
-    mask = np.uint64(len(words) - 1)
-    at = _hash(word) & mask
-    while words[at] != word:
-        at = (at + np.uint64(1)) & mask
-    return places[at]
-
-
 @numba.njit(cache=True)
 def _wider(array, count, size):
     """Give a longer array that starts with the same `count` elements."""
     longer = np.empty(size, array.dtype)
     longer[:count] = array[:count]
     return longer
-
-
-# One action of one request at a time -------------------------------------------------------------------------------
-
-
-@numba.njit(cache=True)
-def _alike(word, requests, bits, values):
-    """Order the fields of a word, so that states which differ only in who is who are one."""
-    field = (1 << bits) - 1
-    for index in range(requests):
-        value = (word >> (index * bits)) & field
-        place = index
-        while place > 0 and values[place - 1] > value:
-            values[place] = values[place - 1]
-            place -= 1
-        values[place] = value
-    ordered = 0
-    for index in range(requests):
-        ordered |= values[index] << (index * bits)
-    return ordered
-
-
-@numba.njit(cache=True)
-def actions(word, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out):
-    """Write the successors of a state, one action of one request each, to `out`; results are those of `rounds`.
-
-    `lists[code]` and `lists[code + 1]` bound the edges of a local state in `options` (target, kind).
-    """
-    requests, bits, admission, pool_pages = (
-        settings[REQUESTS],
-        settings[BITS],
-        settings[ADMISSION],
-        settings[POOL_PAGES],
-    )
-    grow, symmetry = settings[GROW], settings[SYMMETRY]
-    field = (1 << bits) - 1
-    used, live, promised, broken, shown = 0, 0, 0, 0, 0
-    ended = True
-    for index in range(requests):
-        code = (word >> (index * bits)) & field
-        used += local[code, PAGES]
-        status = local[code, STATUS]
-        ended = ended and status == ENDED
-        if status == RUNNING:
-            live += 1
-            promised += local[code, LONGEST]
-    if used > pool_pages:
-        broken |= settings[POOL_BIT]
-    count = 0
-    others = 0
-    for index in range(requests):
-        shift = index * bits
-        code = (word >> shift) & field
-        rest = word & ~(field << shift)
-        pages = local[code, PAGES]
-        blocked = False
-        for edge in range(lists[code], lists[code + 1]):
-            target = options[edge, TARGET]
-            kind = options[edge, KIND]
-            grows = local[target, PAGES] - pages
-            if kind == EVENT_EDGE:
-                if grows > 0 and used + grows > pool_pages:
-                    blocked = True
-                    continue
-            elif kind == ADMIT_EDGE:
-                longest = promised + local[target, LONGEST]
-                if not admits(admission, live, used, grows, longest, grow, pool_pages):
-                    continue
-            elif kind == PREEMPT_EDGE:
-                # These edges come last: a request gives its pages back only where it is blocked itself.
-                if not blocked or admission == RESERVE or admission == GREEDY:
-                    continue
-            else:
-                others += 1
-            broken |= options[edge, FAULTS]
-            shown |= options[edge, SHOWS]
-            if target == code and kind == EVENT_EDGE and options[edge, FAULTS]:
-                # An event that finds no row leads nowhere.
-                continue
-            after = rest | (target << shift)
-            if count < len(out):
-                out[count] = _alike(after, requests, bits, scratch[WHEEL]) if symmetry else after
-            count += 1
-    return count, broken, shown, not ended and count == others
 
 
 # One iteration of the scheduler at a time --------------------------------------------------------------------------
@@ -375,6 +223,10 @@ def _planned(settings, local, prefills, admits_, scratch, queue):
     return moving, held
 
 
+# What `_search` and `_cycle` call: `compiled` puts the moves by rounds or by actions in this place.
+successors: Any = rounds
+
+
 # The search --------------------------------------------------------------------------------------------------------
 
 
@@ -391,7 +243,7 @@ def _search(start, settings, local, lists, options, prefills, admits_, arrivals,
     first = np.full(63, -1, np.int64)
     out = np.empty(1 << 8, np.int64)
     states[0] = start
-    _insert(table, start)
+    insert(table, start)
     count, at, moves, level, level_end, stuck, shown = 1, 0, 0, 0, 1, -1, 0
     complete = True
     while at < count:
@@ -401,6 +253,7 @@ def _search(start, settings, local, lists, options, prefills, admits_, arrivals,
                 levels = _wider(levels, level, 2 * level)
             levels[level] = at
             level_end = count
+        found, broken, shows, still = 0, 0, 0, False
         again = True
         while again:
             found, broken, shows, still = successors(
@@ -420,11 +273,11 @@ def _search(start, settings, local, lists, options, prefills, admits_, arrivals,
             states = _wider(states, count, max(2 * len(states), count + found))
         moves += found
         for index in range(found):
-            if _insert(table, out[index]):
+            if insert(table, out[index]):
                 states[count] = out[index]
                 count += 1
         if 2 * count > len(table):
-            table = _rebuilt(4 * len(table), states, count)
+            table = rebuilt(4 * len(table), states, count)
         at += 1
         if count > max_states:
             complete = False
@@ -455,6 +308,7 @@ def _cycle(
             entered = True
             colour[node] = opened
             starts[depth - 1] = filled
+            found = 0
             again = True
             while again:
                 found, _, _, _ = successors(
@@ -476,7 +330,7 @@ def _cycle(
             if filled + found > len(arena):
                 arena = _wider(arena, filled, 2 * (filled + found))
             for index in range(found):
-                arena[filled] = _place(words, places, out[index])
+                arena[filled] = place_of(words, places, out[index])
                 filled += 1
         if filled == starts[depth - 1]:
             colour[node] = closed
@@ -499,7 +353,16 @@ def _cycle(
     return nodes[:0].copy()
 
 
-search_actions = compiled(_search, "search_actions", successors=actions)
 search_rounds = compiled(_search, "search_rounds", successors=rounds)
 cycle_of_actions = compiled(_cycle, "cycle_of_actions", successors=actions)
 cycle_of_rounds = compiled(_cycle, "cycle_of_rounds", successors=rounds)
+
+__all__ = [
+    "actions",
+    "cycle_of_actions",
+    "cycle_of_rounds",
+    "index_of",
+    "rounds",
+    "search_actions",
+    "search_rounds",
+]

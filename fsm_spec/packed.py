@@ -13,7 +13,7 @@ import numpy as np
 
 from fsm_spec import life_cycle, properties
 from fsm_spec.errors import UserError
-from fsm_spec.policy import ADMISSIONS, Policy, Pool, block_rows, fill_slots, longest_pages
+from fsm_spec.policy import ADMISSIONS, RESERVE, Policy, Pool, admits, block_rows, fill_slots, longest_pages
 from fsm_spec.table import END, PREFILL, WAIT
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ WORD_BITS = 63
 MOST_REQUESTS = 16
 # Statuses, settings and columns are those that `compiled.py` reads; it is not imported here, as numba is slow to load.
 ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
-EVENT_EDGE = 0
-_KINDS_OF_EDGES: Final = {life_cycle.ADMIT: 1, life_cycle.PREEMPT: 2, life_cycle.ABORT: 3}
+# Two counts in one integer, as `interleaved.py` reads them: the first below this bit, the second above.
+HALF: Final = 32
 
 
 class Model(NamedTuple):
@@ -263,7 +263,7 @@ def bits_of(sentences: Iterable[str], known: Sequence[str]) -> int:
 
 
 class ActionsPacking:
-    """Pack requests of an abstract model, which move one event at a time."""
+    """Pack requests of an abstract model, which move one event at a time; the arrays are those of `interleaved.py`."""
 
     def __init__(self, composed: Interleaving, *, symmetry: bool = True) -> None:
         table = composed.table
@@ -272,20 +272,7 @@ class ActionsPacking:
         self.shows = list(table.sometimes)
         # The waiting request comes first, so that the start state is the word 0.
         self.values: list[Values] = [*composed.local, ()]
-        codes = {values: code for code, values in enumerate(self.values)}
-        local, lists, options = [], [0], []
-        for values in composed.local:
-            for name, way in composed.events(values):
-                target = codes.get(way.after, len(composed.local))
-                faults, shows = bits_of(way.broken, self.sentences), bits_of(way.shown, self.shows)
-                options.append((target, _KINDS_OF_EDGES.get(name, EVENT_EDGE), faults, shows))
-            lists.append(len(options))
-        lists.append(len(options))
-        for values in self.values:
-            status = ENDED if not values else RUNNING if composed.lives(values) else WAITING
-            pages = composed.pages(values) if values else 0
-            longest = composed.longest if values else 0
-            local.append(Local(status, longest, pages))
+        self._codes = {values: code for code, values in enumerate(self.values)}
         pool = composed.pool
         settings = Settings(
             requests=composed.requests,
@@ -304,7 +291,87 @@ class ActionsPacking:
             pool_bit=bits_of([properties.POOL], self.sentences),
             slots_bit=0,
         )
-        self.model = model(settings, local, lists, options or [(0, 0, 0, 0)])
+        self._pages = [composed.pages(values) if values else 0 for values in self.values]
+        local = [self._facts(code, values) for code, values in enumerate(self.values)]
+        lists, changes = self._lists()
+        self.model = model(settings, local, (), ())._replace(lists=lists, options=changes)
+
+    def _facts(self, code: int, values: Values) -> Local:
+        lives = bool(values) and self.composed.lives(values)
+        status = ENDED if not values else RUNNING if lives else WAITING
+        longest, pages = self.composed.longest if values else 0, self._pages[code]
+        return Local(status, longest, pages, need=pages | (lives << HALF))
+
+    def _lists(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """List the enabled actions of every local state in every context: free pages, and requests that live.
+
+        Gives rows (free + 1, live, code) of bounds, faults, shows and whether an action other than an abort is enabled;
+        and the actions they bound, each the code before xor the code after. More free pages than any action
+        asks for are like one more context, one page less than none like the first.
+        """
+        requests, most = self.composed.requests, self.composed.longest + self.composed.grow
+        lists = np.zeros((most + 2, requests + 1, len(self.values), 4), np.int64)
+        changes: list[int] = []
+        known: dict[tuple[int, ...], int] = {}
+        for code, values in enumerate(self.values[:-1]):
+            edges = self._edges(code, values)
+            for free, live in np.ndindex(most + 2, requests + 1):
+                enabled = self._enabled(edges, free - 1, live)
+                targets = tuple(code ^ edge.target for edge in enabled if not edge.nowhere)
+                if targets not in known:
+                    known[targets] = len(changes) | ((len(changes) + len(targets)) << HALF)
+                    changes += targets
+                row = lists[free, live, code]
+                row[0] = known[targets]
+                for edge in enabled:
+                    row[1] |= edge.faults
+                    row[2] |= edge.shows
+                    row[3] |= edge.event != life_cycle.ABORT and not edge.nowhere
+        return lists.reshape(-1, 4), np.array(changes or [0], np.int64)
+
+    def _edges(self, code: int, values: Values) -> list[_Edge]:
+        edges = []
+        for name, way in self.composed.events(values):
+            target = self._codes.get(way.after, len(self.composed.local))
+            faults, shows = bits_of(way.broken, self.sentences), bits_of(way.shown, self.shows)
+            # An event that finds no row leads nowhere.
+            nowhere = target == code and name not in life_cycle.EVENTS and bool(faults)
+            edges.append(_Edge(name, target, self._pages[target] - self._pages[code], faults, shows, nowhere))
+        return edges
+
+    def _enabled(self, edges: Sequence[_Edge], free: int, live: int) -> list[_Edge]:
+        """Choose the edges that a request may take in a context, as `Interleaving.moves` does."""
+        composed = self.composed
+        promised, admission = (live + 1) * composed.longest, ADMISSIONS.index(composed.policy.admit)
+        enabled = []
+        blocked = False
+        for edge in edges:
+            if edge.event == life_cycle.ADMIT:
+                allowed = (
+                    promised <= composed.pool.pages
+                    if admission == RESERVE
+                    else admits(admission, live, 0, edge.grows, promised, composed.grow, free)
+                )
+            elif edge.event == life_cycle.PREEMPT:
+                # Preemption comes after the events: a request gives its pages back only where it is blocked itself.
+                allowed = blocked and composed.policy.admit not in ("reserve", "greedy")
+            else:
+                allowed = edge.event == life_cycle.ABORT or edge.grows <= max(free, 0)
+                blocked = blocked or not allowed
+            if allowed:
+                enabled.append(edge)
+        return enabled
+
+
+class _Edge(NamedTuple):
+    """Hold one way an event of a local state goes; `grows` counts pages."""
+
+    event: str
+    target: int
+    grows: int
+    faults: int
+    shows: int
+    nowhere: bool
 
 
 __all__ = ["ENDED_CODE", "ActionsPacking", "Local", "Model", "RoundsPacking", "Settings", "fit_word", "model"]
