@@ -26,7 +26,7 @@ from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.expression import evaluate
 from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.law import SamplingRows
-from fsm_spec.step import Columns, Step
+from fsm_spec.step import Columns, Step, choose
 from fsm_spec.table import END, NO_STOP, Row, Table
 
 # The output that a prefill gives, as the life cycle's rows name it.
@@ -220,13 +220,11 @@ class Runner:
         event: str,
         requests: NDArray[np.int64],
         columns: Columns,
-        rows: NDArray[np.int32],
         args: Args,
     ) -> NDArray[np.int32]:
         """Read the runs about to be emitted, and give the tokens before the first stop token of each."""
-        del args  # they are in the scope since the launch
         scope = self._scope_of(event, requests, columns)
-        chosen = [self.table.rows[row] for row in rows.tolist()]
+        chosen = [self.table.rows[row] for row in choose(self.table, columns, event, args, np).tolist()]
         self._runs = [
             scope.run(row.emit, member) if row.emit else _NOTHING for member, row in enumerate(chosen)
         ]

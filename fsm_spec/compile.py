@@ -1,6 +1,7 @@
-"""Compile a spec for given parameters to its table, and find what only concrete parameters show.
+"""Compile a spec for given parameters to its table.
 
-Cross references are checked by `rules.py` before; this module decides guards, bounds, peaks and contracts.
+Cross references are checked by `rules.py` before; what only concrete parameters show is in `soundness.py`, the slots
+that rounds need in `peaks.py`.
 """
 
 from __future__ import annotations
@@ -9,27 +10,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fsm_spec import expression, life_cycle
-from fsm_spec.domain import arg_bounds, assignments, column_bounds
+from fsm_spec.domain import column_bounds
 from fsm_spec.errors import SpecError, UserError
 from fsm_spec.expression import Const, Expr, Name, evaluate, interval, to_text
+from fsm_spec.findings import nearest, path_text
 from fsm_spec.linear import bounds, difference, simplify
 from fsm_spec.operators import OPERATORS
+from fsm_spec.peaks import with_peaks
 from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, SegmentPlan
+from fsm_spec.soundness import Fault, faults_of, shown_params
 from fsm_spec.spec import Lookup, Operation, Sample
 from fsm_spec.table import STOP, ArgPlan, CarryPlan, ColumnPlan, EventPlan, Row, StatePlan, Table
-from fsm_spec.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from fsm_spec.findings import Path
     from fsm_spec.spec import Forward, Segment, Spec, Transition
 
 # Rows of one request's block: beyond it a plan is a slip of the pen (the largest published layout has 1,056).
 MAX_ROWS: Final = 4_096
-
-Path = tuple[str | int, ...]
-Fault = tuple[Path, str]
 
 
 class CompileError(SpecError):
@@ -38,14 +39,6 @@ class CompileError(SpecError):
     def __init__(self, name: str, faults: list[Fault]) -> None:
         self.faults = faults
         super().__init__(f"{name}: " + "; ".join(f"{path_text(path)}: {message}" for path, message in faults))
-
-
-def path_text(path: Path) -> str:
-    """Print a path as a person would: transitions[2].keep."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
 
 
 def resolve_params(
@@ -82,7 +75,7 @@ def compile_table(
 ) -> Table:
     """Compile for the given parameters; the others take their defaults (with `check`, the checker's values).
 
-    `page_size` is what an abstract model reads under that name; `line_of` gives the line of a path in the file, for messages and traces.
+    `page_size` is what an abstract model reads under that name; `line_of` gives the line of a path in the file.
     Raises UserError for bad parameters and CompileError with every fault of the spec under them.
     """
     values = resolve_params(spec, params, check=check)
@@ -149,7 +142,7 @@ class _Compiler:
             self.faults.append(
                 (
                     ("forwards", name, "rows"),
-                    f"the plan has {first:,} rows for {self._shown()}; {MAX_ROWS:,} at most",
+                    f"the plan has {first:,} rows for {shown_params(self.params)}; {MAX_ROWS:,} at most",
                 )
             )
         return ForwardPlan(
@@ -278,8 +271,9 @@ class _Compiler:
             spec=spec,
             page_size=self.page_size,
         )
-        self._check(table, origin)
-        return replace(table, states=tuple(self._with_peak(table, state) for state in table.states), cache={})
+        paths = {index: ("transitions", number) for index, (number, _) in enumerate(origin) if number >= 0}
+        self.faults += faults_of(table, self.bounds, paths)
+        return with_peaks(table, self.bounds)
 
     def _carry(self) -> tuple[CarryPlan, ...]:
         pending = (CarryPlan("pending", (1,), "token"),) if self.spec.contract else ()
@@ -352,207 +346,9 @@ class _Compiler:
             line=self.line_of(("transitions", index)),
         )
 
-    # Checks that need concrete parameters ----------------------------------------------------------------------
-
-    def _shown(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.params.items()) or "this spec"
-
-    def _check(self, table: Table, origin: list[tuple[int, str]]) -> None:
-        paths = {row.index: ("transitions", origin[row.index][0]) for row in table.rows if not row.built_in}
-        for event in table.events.values():
-            if event.name in life_cycle.EVENTS:
-                continue
-            for state in event.states:
-                rows = [row for row in table.rows if row.event == event.name and state in row.sources]
-                self._check_guards(rows, event, state, paths)
-                for row in rows:
-                    self._check_bounds(row, event, paths[row.index])
-        if self.spec.contract:
-            self._check_rounds(table, paths)
-
-    def _check_guards(self, rows: list[Row], event: EventPlan, state: str, paths: Mapping[int, Path]) -> None:
-        for values in assignments([row.guard for row in rows], self.bounds, event.args):
-            true = [row for row in rows if evaluate(row.guard, values)]
-            if len(true) == 1:
-                continue
-            shown = ", ".join(f"{name} = {value}" for name, value in values.items())
-            if true:
-                message = f"two guards of state {state} hold at once where {shown} ({self._shown()})"
-                self.faults.append(((*paths[true[1].index], "when"), message))
-            else:
-                message = (
-                    f"no guard of state {state} holds where {shown} ({self._shown()}); the guards leave a gap"
-                )
-                self.faults.append(((*paths[rows[-1].index], "when"), message))
-            return
-
-    def _check_bounds(self, row: Row, event: EventPlan, path: Path) -> None:
-        """Hold columns to 0 .. max and keep to the rows whose KV may stay, wherever the guard holds."""
-        maxima = {column.name: column.max for column in self.columns}
-        limits: list[tuple[Path, str, Expr, int]] = [
-            ((*path, "set", name), f"column {name}", value, maxima[name])
-            for name, value in row.sets
-            if name in maxima
-        ]
-        forward = self.spec.states[row.sources[0]].forward
-        if forward is not None:
-            lasting = expression.total(s.count for s in self.forwards[forward].segments if s.kv != "scratch")
-            spare = difference(lasting, row.keep)
-            limits.append(
-                (
-                    (*path, "keep"),
-                    f"keep leaves {to_text(lasting)} lasting rows, minus {to_text(row.keep)},",
-                    spare,
-                    2**30,
-                )
-            )
-        for piece_index, piece in enumerate(row.emit):
-            limits.append(
-                ((*path, "emit", piece_index), f"the length of {piece}", piece.length(Const(1)), 2**30)
-            )
-        args = arg_bounds(event.args, self.bounds)
-        for where, what, value, top in limits:
-            low, high = bounds(value, {**self.bounds, **args})
-            if low >= 0 and high <= top:
-                continue
-            for values in assignments([value, row.guard], self.bounds, event.args):
-                result = evaluate(value, values)
-                if evaluate(row.guard, values) and not 0 <= result <= top:
-                    shown = ", ".join(f"{name} = {number}" for name, number in values.items()) or "always"
-                    self.faults.append(
-                        (
-                            where,
-                            f"{what} would be {result} where {shown} ({self._shown()}); 0 to {top} is allowed",
-                        )
-                    )
-                    break
-
-    def _check_rounds(self, table: Table, paths: Mapping[int, Path]) -> None:
-        """Hold every way from round state to round state to the contract, and every cycle to progress."""
-        for state in table.states:
-            if state.round:
-                self._walk_round(table, state.name, Const(0), (), paths)
-        idle = {
-            (row.sources[0], row.target): row
-            for row in table.rows
-            if not row.built_in and not self._progresses(row, table.events[row.event])
-        }
-        for cycle in _cycles(dict.fromkeys(idle)):
-            row = idle[cycle[0], cycle[1]]
-            way = " -> ".join(cycle)
-            self.faults.append(
-                (
-                    paths[row.index],
-                    f"the way {way} can repeat for ever without emitting a token or moving a column",
-                )
-            )
-
-    def _progresses(self, row: Row, event: EventPlan) -> bool:
-        columns = {**self.bounds, **arg_bounds(event.args, self.bounds)}
-        if bounds(row.emit_count, columns)[0] >= 1:
-            return True
-        for name, value in row.sets:
-            low, high = bounds(difference(value, Name(name)), columns)
-            if low >= 1 or high <= -1:
-                return True
-        return False
-
-    def _walk_round(
-        self,
-        table: Table,
-        state: str,
-        debt: Expr,
-        visited: tuple[str, ...],
-        paths: Mapping[int, Path],
-    ) -> None:
-        """Follow a round along its states; `debt` is KV kept minus tokens emitted so far, which must end at 0."""
-        if state in visited:
-            return
-        for row in table.rows:
-            if row.built_in or state not in row.sources or row.target not in table.codes:
-                continue
-            # Arguments of earlier events of the round are other values under the same names.
-            fresh = {arg.name: Name(f"{arg.name}'{len(visited)}") for arg in table.events[row.event].args}
-            step = expression.substitute(difference(row.keep, row.emit_count), fresh)
-            after = simplify(expression.add(debt, step))
-            if table.state(row.target).round:
-                if after != Const(0) and not self._settled(
-                    table, row, difference(row.keep, row.emit_count), debt
-                ):
-                    off = to_text(
-                        expression.substitute(after, {f"{n}'{len(visited)}": Name(n) for n in fresh})
-                    )
-                    contract = f"breaks the contract {self.spec.contract}"
-                    message = f"{contract}: the round keeps {off} more KV slots than it emits tokens"
-                    self.faults.append((paths[row.index], message))
-            elif row.target != "end":
-                self._walk_round(table, row.target, after, (*visited, state), paths)
-
-    def _settled(self, table: Table, row: Row, step: Expr, debt: Expr) -> bool:
-        """Decide under the guard what the linear form left open."""
-        if not isinstance(debt, Const):
-            return False
-        args = table.events[row.event].args
-        walked = assignments([step, row.guard], self.bounds, args)
-        return all(
-            evaluate(step, values) + debt.value == 0 for values in walked if evaluate(row.guard, values)
-        )
-
-    def _with_peak(self, table: Table, state: StatePlan) -> StatePlan:
-        if not state.round:
-            return state
-        return replace(state, peak=self._extent(table, state, ()), advance=self._advance(table, state, ()))
-
-    def _extent(self, table: Table, state: StatePlan, visited: tuple[str, ...]) -> int:
-        """Give the most slots above the present `kv` that the way to the next round point uses."""
-        extent = 0
-        if state.forward is not None:
-            for segment in self.forwards[state.forward].segments:
-                end = difference(expression.add(segment.slot, segment.count), Name("kv"))
-                extent = max(extent, bounds(end, self.bounds)[1])
-        for row in table.rows:
-            if row.built_in or state.name not in row.sources or row.target not in table.codes:
-                continue
-            target = table.state(row.target)
-            if not target.round and not target.built_in and target.name not in visited:
-                extent = max(
-                    extent, self._kept(table, row) + self._extent(table, target, (*visited, state.name))
-                )
-        return extent
-
-    def _advance(self, table: Table, state: StatePlan, visited: tuple[str, ...]) -> int:
-        most = 0
-        for row in table.rows:
-            if row.built_in or state.name not in row.sources or row.target not in table.codes:
-                continue
-            target = table.state(row.target)
-            further = 0
-            if not target.round and not target.built_in and target.name not in visited:
-                further = self._advance(table, target, (*visited, state.name))
-            most = max(most, self._kept(table, row) + further)
-        return most
-
-    def _kept(self, table: Table, row: Row) -> int:
-        args = arg_bounds(table.events[row.event].args, self.bounds)
-        return max(0, bounds(row.keep, {**self.bounds, **args})[1])
-
 
 def _sources(transition: Transition) -> list[str]:
     return [transition.from_] if isinstance(transition.from_, str) else list(transition.from_)
-
-
-def _cycles(edges: Mapping[tuple[str, str], None]) -> list[list[str]]:
-    """Give one cycle of each knot of a small graph, as node lists that end where they start."""
-    import networkx as nx  # noqa: PLC0415 - a quarter of a second that most commands need not spend
-
-    graph = nx.DiGraph(list(edges))
-    found = []
-    for knot in nx.strongly_connected_components(graph):
-        part = graph.subgraph(knot)
-        if part.number_of_edges():
-            cycle = nx.find_cycle(part)
-            found.append([edge[0] for edge in cycle] + [cycle[0][0]])
-    return found
 
 
 __all__ = ["STOP", "CompileError", "compile_table", "path_text", "resolve_params"]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 # prompt, limit, emitted and kv have no bound of their own; intervals use this, walks use the first values.
 UNBOUNDED: Final = 2**24
 _WALKED: Final = 6
-_MOST_ASSIGNMENTS: Final = 20_000
 
 
 def column_bounds(maxima: Mapping[str, int], states: int) -> dict[str, Bounds]:
@@ -35,28 +34,31 @@ def arg_bounds(args: Sequence[ArgPlan], columns: Mapping[str, Bounds]) -> dict[s
 
 
 def assignments(
-    expressions: Iterable[Expr], columns: Mapping[str, Bounds], args: Sequence[ArgPlan]
+    expressions: Iterable[Expr], columns: Mapping[str, Bounds], args: Sequence[ArgPlan], most: int
 ) -> Iterator[dict[str, int]]:
-    """Yield values for the columns and arguments that the expressions read; large ranges are thinned to their edges."""
+    """Yield at most `most` values for the columns and arguments that the expressions read.
+
+    Large ranges are thinned to their edges.
+    """
     wanted = {name for expr in expressions for name in names(expr)}
     used = [arg for arg in args if arg.name in wanted]
     wanted |= {name for arg in used for edge in (arg.low, arg.high) for name in names(edge)}
     read = [name for name in columns if name in wanted]
-    yield from islice(_walk(read, columns, used, {}), _MOST_ASSIGNMENTS)
+    yield from islice(_walk(read, columns, used, {}, most), most)
 
 
 def _walk(
-    read: list[str], columns: Mapping[str, Bounds], args: list[ArgPlan], values: dict[str, int]
+    read: list[str], columns: Mapping[str, Bounds], args: list[ArgPlan], values: dict[str, int], most: int
 ) -> Iterator[dict[str, int]]:
     if read:
-        width = max(3, int(_MOST_ASSIGNMENTS ** (1 / (len(read) + len(args)))))
+        width = max(3, int(most ** (1 / (len(read) + len(args)))))
         for value in _thinned(columns[read[0]], width):
-            yield from _walk(read[1:], columns, args, {**values, read[0]: value})
+            yield from _walk(read[1:], columns, args, {**values, read[0]: value}, most)
     elif args:
         low, high = evaluate(args[0].low, values), evaluate(args[0].high, values)
-        width = max(3, int(_MOST_ASSIGNMENTS ** (1 / len(args))))
+        width = max(3, int(most ** (1 / len(args))))
         for value in _thinned((low, high), width):
-            yield from _walk([], columns, args[1:], {**values, args[0].name: value})
+            yield from _walk([], columns, args[1:], {**values, args[0].name: value}, most)
     else:
         yield values
 

@@ -16,7 +16,7 @@ import numpy as np
 from fsm_spec import life_cycle
 from fsm_spec.errors import UserError
 from fsm_spec.policy import QUEUE_SEEN, Plan, Policy, Pool, Waiting, fill_slots, plan, refuse_impossible
-from fsm_spec.step import choose, step
+from fsm_spec.step import step
 from fsm_spec.table import END, NO_STOP, STOP, WAIT, Table
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class Backend(Protocol):
         """Run a launch; give, for each group, the counts that its operators found, by argument name, int32 [n]."""
 
     def stops(
-        self, event: str, requests: NDArray[np.int64], columns: Columns, rows: NDArray[np.int32], args: Args
+        self, event: str, requests: NDArray[np.int64], columns: Columns, args: Args
     ) -> NDArray[np.int32]:
-        """Give the tokens before the first stop token of each run about to be emitted by `rows`; NO_STOP if none."""
+        """Give the tokens before the first stop token of each run about to be emitted; NO_STOP if there is none."""
 
     def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
         """Follow a step: move carries, append emitted tokens, count."""
@@ -322,8 +322,7 @@ class Engine:
         requests = self.requests[slots]
         event_plan = self.table.events[event]
         if event_plan.emits:
-            rows = choose(self.table, before, event, args, np)
-            args = {**args, STOP: self.backend.stops(event, requests, before, rows, args)}
+            args = {**args, STOP: self.backend.stops(event, requests, before, args)}
         done = step(self.table, before, event, args, np)
         for name, values in done.columns.items():
             self.columns[name][slots] = values

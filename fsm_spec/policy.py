@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fsm_spec import source
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.expression import evaluate
+from fsm_spec.findings import nearest
 from fsm_spec.step import evaluate as evaluate_columns
 from fsm_spec.table import PREFILL
-from fsm_spec.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence
@@ -199,6 +199,9 @@ def plan(
     running = rounds(table)[state]
     ahead = headroom(table, policy.lag)
     need = np.where(running, pool.pages_of(columns["kv"] + ahead[state]), pages).astype(np.int32)
+    if not waiting and running.all() and int(need.sum()) <= pool.pages:
+        # Nobody waits, prefills or lacks a page: everyone runs, as `decide` would say more slowly.
+        return Plan((), need, np.arange(len(state)), (), (), ())
     left = np.where(state == table.codes[PREFILL], _fill(table, columns) - columns["kv"], 0)
     promised = _promised(table, pool, columns, policy.lag) if policy.admit == "reserve" and waiting else 0
     queue = [_queued(table, pool, request, policy.lag) for request in waiting]
@@ -255,17 +258,17 @@ def _promised(table: Table, pool: Pool, columns: Columns, lag: int) -> int:
     return int(pool.pages_of(_fill(table, {**columns, "emitted": last}) + headroom(table, lag).max()).sum())
 
 
-def admits(  # noqa: PLR0917 - numba takes no keyword-only arguments
+def admits(
     admission: int, live: int, used: int, take: int, promised: int, grow: int, pool_pages: int
 ) -> bool:
-    """Decide one admission: `promised` pages are the longest cases of all with the newcomer, `grow` a round's growth."""
+    """Decide one admission: `promised` pages are all longest cases with the newcomer's, `grow` a round's growth."""
     if admission == RESERVE:
         return promised <= pool_pages
     room = grow if admission == HOLDBACK and live > 0 else 0
     return used + take + room <= pool_pages
 
 
-def decide(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - one function over plain values is what numba compiles
+def decide(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - numba compiles one plain function
     admission: int,
     mixed: bool,  # noqa: FBT001 - numba takes no keyword-only arguments
     budget: int,

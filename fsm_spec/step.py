@@ -90,16 +90,16 @@ def choose(table: Table, columns: Columns, event: str, args: Mapping[str, Array]
 
 def evaluate(table: Table, expr: Expr, columns: Columns, xp: Any) -> Array:
     """Evaluate an expression over columns for every request: an array [n] (a constant is spread over them)."""
-    key = ("evaluate", expr, id(xp))
-    function = table.cache.get(key)
-    if function is None:
+    # By identity, as hashing a tree costs more than evaluating it; the entry keeps the expression alive.
+    key = ("evaluate", id(expr), id(xp))
+    known = table.cache.get(key)
+    if known is None:
         emitter = _Emitter(table)
         body = emitter.array(expr)
-        text = "\n    ".join(
-            ["def evaluate(c):", *emitter.loads("c", table.column_names), *emitter.lines, f"return {body}"]
-        )
-        function = table.cache[key] = _compile(text, "evaluate", xp)
-    return function(columns)
+        loads = emitter.loads("c", table.column_names)
+        text = "\n    ".join(["def evaluate(c):", *loads, *emitter.lines, f"return {body}"])
+        known = table.cache[key] = expr, _compile(text, "evaluate", xp)
+    return known[1](columns)
 
 
 def source_text(table: Table, event: str) -> str:

@@ -7,7 +7,6 @@ count. These rules follow tokens over the whole spec, so they are asked only whe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Final
 
 from fsm_spec import expression
@@ -190,7 +189,7 @@ def _excess(
     if not read <= {*bounds, count}:
         return None  # other counts decide too; the table looks at each of them
     arg = ArgPlan(count, Const(0), simplify(expression.subtract(rows, Const(1))))
-    for values in islice(assignments([value, most, guard], bounds, [arg]), scope.walks):
+    for values in assignments([value, most, guard], bounds, [arg], scope.walks):
         scope.walks -= 1
         found, allowed = evaluate(value, values), evaluate(most, values)
         if found > allowed and evaluate(guard, values):

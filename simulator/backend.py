@@ -105,10 +105,10 @@ class SimulatedBackend:
         return [self._results(group) for group in launch.groups]
 
     def stops(
-        self, event: str, requests: NDArray[np.int64], columns: Columns, rows: NDArray[np.int32], args: Args
+        self, event: str, requests: NDArray[np.int64], columns: Columns, args: Args
     ) -> NDArray[np.int32]:
         """Give no stop token ever: a simulated request ends at its length."""
-        del event, columns, rows, args  # the protocol's; nothing depends on them
+        del event, columns, args  # the protocol's; nothing depends on them
         return np.full(len(requests), NO_STOP, np.int32)
 
     def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:

@@ -40,10 +40,10 @@ class Conservation:
         return self._inner.launch(launch)
 
     def stops(
-        self, event: str, requests: NDArray[np.int64], columns: Columns, rows: NDArray[np.int32], args: Args
+        self, event: str, requests: NDArray[np.int64], columns: Columns, args: Args
     ) -> NDArray[np.int32]:
         """Pass on."""
-        return self._inner.stops(event, requests, columns, rows, args)
+        return self._inner.stops(event, requests, columns, args)
 
     def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
         """Check each request's columns after a step: contract, bounds, and tokens that are never taken back."""

@@ -131,6 +131,9 @@ class CostModel:
     adapter_rank: int = 0
     host: Host = field(default_factory=Host)
     efficiency: Efficiency | None = None
+    _priced: dict[tuple[int, ...], tuple[float, float, float]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Check the number formats and the split, and fill in the curves."""
@@ -173,8 +176,23 @@ class CostModel:
         """Return the accelerator's time for one launch, without the host."""
         if work.rows <= 0:
             return 0
-        parts = self.parts(work)
-        return max(math.ceil(sum(part.ns for part in parts) + self.host.replay_ns), self._ceiling_ns(parts))
+        # Only attention depends on the context, so all other parts are priced once for each number of rows.
+        ns, seconds, size = self._without_attention(work)
+        part = self._attention(work)
+        bare = max(
+            seconds + part.flops / self._peak(self._units(part.name)), (size + part.bytes) / self._bandwidth
+        )
+        return math.ceil(max(ns + part.ns + self.host.replay_ns, NS * bare))
+
+    def _without_attention(self, work: Work) -> tuple[float, float, float]:
+        """Sum the parts but attention: time, seconds at the peaks, compulsory bytes."""
+        known = self._priced
+        key = (work.rows, work.logits_rows, work.adapter_rows, work.sampled_rows)
+        if key not in known:
+            parts = [part for part in self.parts(work) if part.name != "attention"]
+            seconds = sum(part.flops / self._peak(self._units(part.name)) for part in parts)
+            known[key] = sum(part.ns for part in parts), seconds, sum(part.bytes for part in parts)
+        return known[key]
 
     def host_ns(self, sequences: int) -> int:
         """Return the CPU's time for one step of that many sequences."""

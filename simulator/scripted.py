@@ -133,10 +133,10 @@ class Script:
         ]
 
     def stops(
-        self, event: str, requests: NDArray[np.int64], columns: Columns, rows: NDArray[np.int32], args: Args
+        self, event: str, requests: NDArray[np.int64], columns: Columns, args: Args
     ) -> NDArray[np.int32]:
         """Give the recorded places of stop tokens."""
-        del columns, rows, args  # the protocol's
+        del columns, args  # the protocol's
         return np.array([self._next(request, event)["args"][STOP] for request in requests.tolist()], np.int32)
 
     def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:

@@ -10,13 +10,13 @@ from rich.table import Table
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
+from fsm_spec.findings import nearest
 from fsm_spec.load import load
 from fsm_spec.simulator.chart import short
 from fsm_spec.simulator.report import Scenario as Reported
 from fsm_spec.simulator.report import duration, shared_settings
 from fsm_spec.simulator.scenario import Scenario, needs
 from fsm_spec.simulator.workload import parse_arrivals
-from fsm_spec.words import nearest
 
 
 def sweep_arrivals(text: str) -> list[str]:
