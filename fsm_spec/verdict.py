@@ -16,11 +16,10 @@ from rich.text import Text
 from fsm_spec import check
 from fsm_spec.command import table_of
 from fsm_spec.errors import FsmSpecError, UserError
-from fsm_spec.findings import SpecFindings
+from fsm_spec.findings import SpecFindings, nearest
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import load_policy
 from fsm_spec.show import columns
-from fsm_spec.words import nearest
 
 if TYPE_CHECKING:
     from fsm_spec.check import Checked
