@@ -8,7 +8,7 @@ Only the rows and columns that an event touches are computed.
 
 from __future__ import annotations
 
-import keyword
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from fsm_spec import expression
@@ -26,6 +26,7 @@ Columns = dict[str, Array]
 # Row and transition of an event that the state ignores.
 IGNORED: Final = -1
 
+_CONSTANT: Final = re.compile(r"\bk_m?\d+\b")
 _BOOLEAN: Final = {"and": "&", "or": "|"}
 
 
@@ -114,22 +115,16 @@ def _compile(text: str, name: str, xp: Any) -> Callable[..., Any]:
         "where": xp.where,
         "minimum": xp.minimum,
         "maximum": xp.maximum,
-        "k": _Constants(xp),
     }
+    for constant in set(_CONSTANT.findall(text)):
+        scope[constant] = xp.asarray(int(constant[2:].replace("m", "-")), dtype=xp.int32)
     exec(compile(text, f"<{name}>", "exec"), scope)  # noqa: S102 - see docstring
     return scope[name]  # type: ignore[no-any-return]
 
 
-class _Constants(dict[int, Array]):
-    """Make int32 scalars of the namespace once; Python ints would widen `where` to int64."""
-
-    def __init__(self, xp: Any) -> None:
-        super().__init__()
-        self.xp = xp
-
-    def __missing__(self, value: int) -> Array:
-        self[value] = self.xp.asarray(value, dtype=self.xp.int32)
-        return self[value]
+def _constant(value: int) -> str:
+    """Name an int32 scalar of the namespace; a Python int would widen `where` to int64."""
+    return f"k_{value}" if value >= 0 else f"k_m{-value}"
 
 
 class _Emitter:
@@ -142,9 +137,9 @@ class _Emitter:
         self.read: dict[str, None] = {}
 
     def variable(self, name: str) -> str:
-        """Name the local variable of a column or argument; a Python keyword gets an underscore."""
+        """Name the local variable of a column or argument."""
         self.read[name] = None
-        return f"v_{name}" if not keyword.iskeyword(name) else f"v_{name}_"
+        return f"v_{name}"
 
     def loads(self, source: str, names: Sequence[str]) -> list[str]:
         """Give the lines that load the columns (or arguments) read so far."""
@@ -152,7 +147,7 @@ class _Emitter:
 
     def bind(self, text: str) -> str:
         """Give the name of a computed value, computing it at its first use."""
-        if text.isidentifier() or text.startswith("k["):
+        if text.isidentifier() or text.startswith("k_"):
             return text
         if text not in self.known:
             self.known[text] = f"t{len(self.known)}"
@@ -166,11 +161,11 @@ class _Emitter:
     def value(self, expr: Expr) -> str:
         """Emit an expression as an array or a 0-dimensional constant."""
         if isinstance(expr, Const):
-            return f"k[{expr.value}]" if not expr.boolean else f"k[{expr.value}] == k[1]"
+            return _constant(expr.value) if not expr.boolean else f"{_constant(expr.value)} == k_1"
         if isinstance(expr, Name):
             code = self.table.codes.get(expr.name)
             if code is not None and expr.name not in self.table.column_names:
-                return f"k[{code}]"
+                return _constant(code)
             return self.variable(expr.name)
         return self.bind(self._operation(expr))
 
@@ -180,7 +175,12 @@ class _Emitter:
             name in self.table.column_names or name in self._arguments() for name in expression.names(expr)
         ):
             return self.value(expr)
-        return f"xp.full_like({self.variable('state')}, {expression.evaluate(expr, self.table.codes)})"
+        return self.spread(expression.evaluate(expr, self.table.codes))
+
+    def spread(self, value: int) -> str:
+        """Emit a constant as an array of full length (cheaper than the namespace's `full_like`)."""
+        zeros = self.bind(f"{self.variable('state')} * 0")
+        return zeros if value == 0 else self.bind(f"{zeros} + {value}")
 
     def _arguments(self) -> set[str]:
         return {arg.name for event in self.table.events.values() for arg in event.args} | {STOP}
@@ -264,7 +264,6 @@ class _Source:
         emit, table = self.emit, self.table
         guards = self._guards()
         names = list(dict.fromkeys(name for row in self.rows for name, _ in row.sets))
-        zero = "xp.full_like(v_state, 0)"
         updates: dict[str, str] = {}
         codes = emit.choose(
             guards, [Const(IGNORED if row.index == IGNORED else 2 * row.index) for row in self.rows]
@@ -274,12 +273,12 @@ class _Source:
         if any(row.emit for row in self.rows):
             updates |= self._cut(guards)
             done = updates.pop("=done")
-            updates["state"] = emit.bind(f"where({done}, k[{table.codes[END]}], {targets})")
+            updates["state"] = emit.bind(f"where({done}, {_constant(table.codes[END])}, {targets})")
             updates["=transition"] = emit.bind(f"{codes} + {done}")
         else:
             updates["state"] = self._full(targets)
             updates["=transition"] = self._full(codes)
-            updates["=emitted"] = zero
+            updates["=emitted"] = emit.spread(0)
             if any(row.keep != Const(0) for row in self.rows):
                 updates["kv"] = emit.bind(f"v_kv + {emit.choose(guards, [row.keep for row in self.rows])}")
                 emit.variable("kv")
@@ -293,7 +292,7 @@ class _Source:
 
     def _full(self, text: str) -> str:
         """Spread a constant over the batch."""
-        return f"xp.full_like(v_state, {text[2:-1]})" if text.startswith("k[") else text
+        return self.emit.spread(int(text[2:].replace("m", "-"))) if text.startswith("k_") else text
 
     def _cut(self, guards: list[str]) -> dict[str, str]:
         """Emit the cut at the first stop token and the limit (see `oracle.py` for the plain reading)."""
@@ -307,7 +306,7 @@ class _Source:
         # keep - (run - kept): the difference keep - run is a constant in most specs, so simplify before emitting.
         margins = [difference(row.keep, row.emit_count) for row in self.rows]
         margin = emit.choose(guards, margins)
-        moved = kept if margin == "k[0]" else emit.bind(f"{kept} + {margin}")
+        moved = kept if margin == "k_0" else emit.bind(f"{kept} + {margin}")
         return {
             "=done": done,
             "=emitted": kept,
@@ -321,11 +320,11 @@ def _slots_source(table: Table) -> str:
     emit.variable("state")
     results = []
     for kind in next(iter(table.states)).holding:
-        text = "xp.full_like(v_state, 0)"
+        text = emit.spread(0)
         for state in table.states:
             slots_of = state.holding[kind]
             if slots_of != Const(0):
-                here = emit.bind(f"v_state == k[{table.codes[state.name]}]")
+                here = emit.bind(f"v_state == {table.codes[state.name]}")
                 text = emit.bind(f"where({here}, {emit.value(slots_of)}, {text})")
         results.append(f"{kind!r}: {text}")
     loads = emit.loads("c", table.column_names)
