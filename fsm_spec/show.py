@@ -185,10 +185,11 @@ def _row(row: Row, table: Table) -> list[str]:
 
 def _life_cycle(table: Table) -> list[str]:
     built_in = [row for row in table.rows if row.built_in]
-    if table.fill is None:
-        return []
     rows = [["from", "on", "when", "to", "effect"]]
     rows += [[_sources(row, table), label(row, table), *_row(row, table)] for row in built_in]
+    if table.fill is None:
+        title = "life cycle, built in: admission by the policy; a blocked request may give its pages back"
+        return [title, *columns(rows)]
     title = (
         "life cycle, built in: an emitted run is cut at the first stop token and at the limit, and ends there"
     )
