@@ -124,10 +124,11 @@ def test_large_masks_are_left_out() -> None:
 
 
 def test_text_of_an_abstract_model() -> None:
-    """Without forwards there is no peak, no life cycle and no completion; events have names and ranges."""
+    """Without forwards there is no peak, no prefill and no completion; events have names and ranges."""
     text = show.text(compiled("phases"))
     assert "kv + 0" not in text
-    assert "life cycle" not in text
+    assert "admission by the policy" in text
+    assert "prefill" not in text
     assert "  verify  judge" in text
     assert "  judge gives a in 0..2\n" in text
     assert "  require    window <= total\n" in text
