@@ -2,7 +2,7 @@
 
 Operator results take every value in their range, and a stop token every place in the run or none. Columns are tuples
 in the order of `table.column_names`, so that states of a search are small and hashable. What a scheduler does with
-requests is in `search.py`; the sentences of the properties are in `properties.py`.
+requests is in `composition.py`; the sentences of the properties are in `properties.py`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ class Event(NamedTuple):
 
 
 class Way(NamedTuple):
-    """Hold one way a request can go: where it ends, its events, most slots in use, properties broken or shown."""
+    """Hold one way a request can go: where it ends, its events, most slots in use, properties broken or shown.
+
+    A `lost` way leads nowhere: no row takes its last event, or columns left their bounds, or its round never ends.
+    """
 
     after: Values
     events: tuple[Event, ...]
     used: int
     broken: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
+    lost: bool = False
 
 
 class Automaton:
@@ -90,7 +94,7 @@ class Automaton:
     def _admit(self, values: Values, tokens: int) -> tuple[Way, ...]:
         ways = []
         for way in self._event(values, life_cycle.ADMIT, {"hit": 0}):
-            if way.broken or not tokens or self.state_of(way.after) == END:
+            if way.lost or not tokens or self.state_of(way.after) == END:
                 ways.append(way)
             else:
                 ways += [_joined(way, more) for more in self.prefill(way.after, tokens)]
@@ -106,24 +110,28 @@ class Automaton:
     def _round(self, values: Values) -> Iterator[Way]:
         """Walk the states inside a round breadth first, so that the shortest way to each end comes first."""
         level = [Way(values, (), 0)]
-        met = {(values, 0)}
+        met: set[tuple[object, ...]] = {(values, 0, ())}
         while level:
             deeper: list[Way] = []
             for way in level:
                 event = next_event(self.table, self.columns(way.after))
                 if event is None:
-                    yield way._replace(broken=(properties.eventually(self.table),))
+                    yield self._endless(way)
                     continue
                 for step in self._event(way.after, event, {}):
                     joined = _joined(way, step)
-                    if step.broken or self._is_round_point(step.after):
+                    met_as = (joined.after, joined.used, joined.broken)
+                    if step.lost or self._is_round_point(step.after):
                         yield joined
                     elif any(step.after == earlier.before for earlier in joined.events):
-                        yield joined._replace(broken=(properties.eventually(self.table),))
-                    elif (joined.after, joined.used) not in met:
-                        met.add((joined.after, joined.used))
+                        yield self._endless(joined)
+                    elif met_as not in met:
+                        met.add(met_as)
                         deeper.append(joined)
             level = deeper
+
+    def _endless(self, way: Way) -> Way:
+        return way._replace(broken=(*way.broken, properties.eventually(self.table)), lost=True)
 
     def _is_round_point(self, values: Values) -> bool:
         state = self.table.states[values[0]]
@@ -131,18 +139,21 @@ class Automaton:
 
     def _event(self, values: Values, event: str, given: Mapping[str, int]) -> Iterator[Way]:
         columns = self.columns(values)
-        for args in self._arguments(columns, event, given):
+        known = list(self._arguments(columns, event, given))
+        # A forward ends somehow; an event of an abstract model without a possible argument does not happen.
+        for args in known or ([{}] if self.table.contract else []):
             try:
                 outcome = oracle(self.table, columns, event, args)
             except UnhandledEvent:
                 stays = Event(event, args, NO_ROW, values, values)
-                yield Way(values, (stays,), 0, (properties.HANDLED,))
-                return
+                yield Way(values, (stays,), 0, (properties.HANDLED,), lost=True)
+                continue
             after = self.values(outcome.columns)
             done = Event(event, args, outcome.transition, values, after)
             broken = self.judge.broken(columns, args, outcome)
             shown = () if broken else self.judge.shown(outcome.columns)
-            yield Way(after, (done,), self.judge.used(columns, outcome.columns), broken, shown)
+            lost = not properties.DEAD_ENDS.isdisjoint(broken)
+            yield Way(after, (done,), self.judge.used(columns, outcome.columns), broken, shown, lost)
 
     def _arguments(
         self, columns: Mapping[str, int], event: str, given: Mapping[str, int]
@@ -179,7 +190,10 @@ class Automaton:
 
 def _joined(first: Way, then: Way) -> Way:
     # Only the last state of a way is a round point or an end, so that it alone can show anything.
-    return Way(then.after, first.events + then.events, max(first.used, then.used), then.broken, then.shown)
+    broken = tuple(dict.fromkeys(first.broken + then.broken))
+    return Way(
+        then.after, first.events + then.events, max(first.used, then.used), broken, then.shown, then.lost
+    )
 
 
 def _distinct(ways: Iterator[Way]) -> tuple[Way, ...]:

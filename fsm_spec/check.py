@@ -1,12 +1,13 @@
-"""Check a table within small bounds: all states of one and two requests, every property, readable counterexamples.
+"""Check a table within bounds: all states that a few requests reach, every property, readable counterexamples.
 
-The searches are in `search.py`, the properties in `properties.py`. Nothing is claimed beyond the bounds, which every
-result carries.
+The searches are in `exploration.py`, the properties in `properties.py`. Nothing is claimed beyond the bounds, which
+every result carries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -14,37 +15,86 @@ from fsm_spec import properties
 from fsm_spec.automaton import Automaton
 from fsm_spec.composition import Composition, Interleaving
 from fsm_spec.counterexample import Counterexample, explain
+from fsm_spec.errors import UserError
+from fsm_spec.exploration import Exploration, Limits
 from fsm_spec.policy import Policy, Pool, block_rows, load_policy, longest_pages
-from fsm_spec.search import Found, search
 
 if TYPE_CHECKING:
     from fsm_spec.table import Table
 
-Verdict = Literal["holds within bounds", "refuted", "undetermined"]
-HOLDS: Final[Verdict] = "holds within bounds"
+Verdict = Literal["proved", "refuted", "undetermined"]
+PROVED: Final[Verdict] = "proved"
 REFUTED: Final[Verdict] = "refuted"
 UNDETERMINED: Final[Verdict] = "undetermined"
+Kind = Literal["built in", "always", "sometimes", "eventually"]
 
 POLICIES: Final = ("reserve", "holdback")
+# The smallest number of requests at which one can hold another back from a third.
+REQUESTS: Final = 3
 # Two slots a page: the smallest size at which a page can be partly used.
 PAGE_SIZE: Final = 2
 PROMPTS: Final = (1, 2)
-# About ten seconds of search on one core.
-MOST_STATES: Final = 100_000
+# Some ten seconds of search on one core, and a gigabyte.
+MOST_STATES: Final = 10_000_000
+MEGABYTE: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Say what is searched; what is None is chosen: see `compositions`.
+
+    `page_size` is read for specs with forwards; an abstract model has been compiled for a page size of its own.
+    `abort`: requests may be given up at any point; None: where the spec has forwards. `chunks`: prompts are cut beside
+    running requests (a policy file's own token budget always counts). `max_states` and `max_memory` (megabytes; None:
+    half of the machine's) end each search; `stop_first` ends all at the first property that breaks.
+    """
+
+    requests: int | None = None
+    pages: int | None = None
+    page_size: int = PAGE_SIZE
+    policies: tuple[str, ...] = POLICIES
+    symmetry: bool = True
+    abort: bool | None = None
+    chunks: bool = False
+    max_states: int = MOST_STATES
+    max_memory: int | None = None
+    stop_first: bool = False
+
+    def refuse_senseless(self) -> None:
+        """Raise UserError for bounds within which there is nothing to search."""
+        for name in ("requests", "pages", "page_size", "max_states", "max_memory"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
+        if not self.policies:
+            raise UserError("no policy is named; name reserve and holdback, for example")
+
+    @property
+    def limits(self) -> Limits:
+        """Give where a search ends."""
+        megabytes = self.max_memory or _memory() // (2 * MEGABYTE)
+        return Limits(self.max_states, megabytes * MEGABYTE, self.stop_first)
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True)
 class Searched:
-    """Hold the counts of one search; `policy` and `pages` are None for abstract models, which have neither."""
+    """Hold the counts of one search."""
 
-    policy: str | None
+    policy: str
     requests: int
-    pages: int | None
+    pages: int
+    page_size: int
     states: int
     transitions: int
     depth: int
-    seconds: float
     complete: bool
+    seconds: float
+    liveness_seconds: float
+    compile_seconds: float
 
 
 @dataclass(frozen=True)
@@ -52,17 +102,21 @@ class Decided:
     """Hold what is known of one property."""
 
     name: str
-    kind: Literal["built in", "always", "sometimes", "eventually"]
+    kind: Kind
     verdict: Verdict
     counterexample: Counterexample | None = None
+
+    def content(self) -> dict[str, Any]:
+        """Give the property as JSON values."""
+        example = self.counterexample.content() if self.counterexample else None
+        return {"name": self.name, "kind": self.kind, "verdict": self.verdict, "counterexample": example}
 
 
 @dataclass(frozen=True)
 class Checked:
     """Hold the result of a check: verdict, bounds in words, counts of every search, every property."""
 
-    spec: str
-    digest: str
+    table: Table
     verdict: Verdict
     bounds: dict[str, Any]
     searches: tuple[Searched, ...]
@@ -74,139 +128,185 @@ class Checked:
         return tuple(decided for decided in self.properties if decided.verdict == REFUTED)
 
     @property
+    def states(self) -> int:
+        """Count the states of all searches."""
+        return sum(searched.states for searched in self.searches)
+
+    @property
+    def transitions(self) -> int:
+        """Count the transitions of all searches."""
+        return sum(searched.transitions for searched in self.searches)
+
+    @property
     def seconds(self) -> float:
-        """Give the time of all searches."""
+        """Give the time of all searches for states, compile time and liveness apart."""
         return sum(searched.seconds for searched in self.searches)
 
     def content(self) -> dict[str, Any]:
         """Give the result as JSON values."""
         return {
-            "spec": self.spec,
-            "digest": self.digest,
+            "spec": self.table.name,
+            "digest": self.table.digest,
             "verdict": self.verdict,
             "bounds": self.bounds,
-            "states": sum(searched.states for searched in self.searches),
-            "transitions": sum(searched.transitions for searched in self.searches),
-            "depth": max(searched.depth for searched in self.searches),
-            "seconds": round(self.seconds, 3),
-            "searches": [
-                {**vars(searched), "seconds": round(searched.seconds, 3)} for searched in self.searches
-            ],
-            "properties": [
-                {
-                    "name": decided.name,
-                    "kind": decided.kind,
-                    "verdict": decided.verdict,
-                    "counterexample": decided.counterexample.content() if decided.counterexample else None,
-                }
-                for decided in self.properties
-            ],
+            "states": self.states,
+            "transitions": self.transitions,
+            "depth": max((searched.depth for searched in self.searches), default=0),
+            "seconds": round(self.seconds, 6),
+            "liveness_seconds": round(sum(each.liveness_seconds for each in self.searches), 6),
+            "compile_seconds": round(sum(each.compile_seconds for each in self.searches), 6),
+            "searches": [_rounded(vars(searched)) for searched in self.searches],
+            "properties": [decided.content() for decided in self.properties],
         }
 
 
-def check(
-    table: Table,
-    policies: Sequence[str] = POLICIES,
-    most_states: int = MOST_STATES,
-    tick: Callable[[int], None] | None = None,
-) -> Checked:
-    """Search all states of one and of two requests and decide every property within these bounds.
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 6) if name.endswith("seconds") else value for name, value in values.items()}
 
-    `policies`: names of admission rules, or policy files; `most_states`: where each search gives up (undetermined);
-    `tick` hears the number of states now and then. Raises UserError for an unknown policy.
+
+def check(
+    table: Table, bounds: Bounds | None = None, tick: Callable[[str], None] | None = None
+) -> Checked:
+    """Search all states within the bounds and decide every property.
+
+    `tick` hears what is searched next. Raises UserError for bounds that make no sense, an unknown policy, or more
+    requests than pack into a word.
     """
-    automaton = Automaton(table)
-    scheduled = _compositions(automaton, policies) if table.contract else []
-    composed: Sequence[Composition | Interleaving] = scheduled
-    if not table.contract:
-        composed = [Interleaving(automaton, requests) for requests in (1, 2)]
-    results = [(each, search(each, most_states, tick)) for each in composed]
-    decided = tuple(_decide(table, results))
+    bounds = bounds or Bounds()
+    bounds.refuse_senseless()
+    explored: list[Exploration] = []
+    composed: list[Composition | Interleaving] = []
+    for each in compositions(table, bounds):
+        if tick:
+            tick(f"{each.requests} request{'s' if each.requests > 1 else ''}, policy {each.policy.policy}")
+        explored.append(Exploration(each, bounds.limits, symmetry=bounds.symmetry))
+        composed.append(each)
+        if bounds.stop_first and explored[-1].broken:
+            break
+    decided = tuple(_decide(table, explored, ended=bounds.stop_first))
     verdicts = {each.verdict for each in decided}
-    verdict = REFUTED if REFUTED in verdicts else UNDETERMINED if UNDETERMINED in verdicts else HOLDS
-    searches = tuple(_searched(each, found) for each, found in results)
-    return Checked(table.name, table.digest, verdict, _bounds(table, scheduled), searches, decided)
+    verdict = REFUTED if REFUTED in verdicts else UNDETERMINED if UNDETERMINED in verdicts else PROVED
+    return Checked(
+        table, verdict, _told(table, composed, bounds), tuple(_searched(each) for each in explored), decided
+    )
 
 
 def limits_of(table: Table, requests: int) -> tuple[int, ...]:
-    """Choose the limits of emitted tokens: up to one past two full rounds; for two requests only the telling ones."""
+    """Choose the limits of emitted tokens: up to one past two full rounds; for more requests only the telling ones."""
     most = 2 * max(state.advance for state in table.states) + 2
     return tuple(range(most + 1)) if requests == 1 else tuple(sorted({0, 2, most}))
 
 
-def _compositions(automaton: Automaton, policies: Sequence[str]) -> list[Composition]:
-    """Compose one and two requests with each policy: a pool for one longest case, and one page less than for two."""
+def sizes_of(table: Table, requests: int) -> list[tuple[int, int]]:
+    """List the prompts and limits with which requests arrive."""
+    return [(prompt, limit) for prompt in PROMPTS for limit in limits_of(table, requests)]
+
+
+def compositions(table: Table, bounds: Bounds) -> Iterator[Composition | Interleaving]:
+    """Compose requests under each policy.
+
+    Where neither requests nor pages are given: one and two requests in a pool for one longest case, which they fight
+    for, and three in a pool of what they need less one page. Else what is given, three requests and that pool if not.
+    """
+    automaton = Automaton(table)
+    abort = bool(table.contract) if bounds.abort is None else bounds.abort
+    page_size = bounds.page_size if table.contract else table.page_size
+    chosen = bounds.requests is bounds.pages is None
+    for requests in (1, 2, REQUESTS) if chosen else (bounds.requests or REQUESTS,):
+        longest = _longest(automaton, requests, page_size)
+        contended = chosen and requests < REQUESTS
+        pages = bounds.pages or (longest if contended else max(longest, requests * longest - 1))
+        for name in bounds.policies:
+            policy = _policy(table, name, chunks=bounds.chunks)
+            if table.contract:
+                sizes = sizes_of(table, requests)
+                yield Composition(automaton, policy, Pool(pages, page_size), requests, sizes, abort=abort)
+            else:
+                yield Interleaving(automaton, policy, Pool(pages, page_size), requests, abort=abort)
+
+
+def _longest(automaton: Automaton, requests: int, page_size: int) -> int:
+    """Give the pages of the longest case of a request."""
     table = automaton.table
-    composed: list[Composition] = []
-    for requests in (1, 2):
-        sizes = [(prompt, limit) for prompt in PROMPTS for limit in limits_of(table, requests)]
-        longest = max(longest_pages(table, Pool(0, PAGE_SIZE), *size) for size in sizes)
-        for pages in sorted({longest, max(longest, requests * longest - 1)}):
-            pool = Pool(pages, PAGE_SIZE)
-            composed += [
-                Composition(automaton, _policy(table, name), pool, requests, sizes) for name in policies
-            ]
-    return composed
+    if table.contract is None:
+        return Interleaving(automaton, Policy(), Pool(1, table.page_size), 1).longest
+    return max(longest_pages(table, Pool(0, page_size), *sizes) for sizes in sizes_of(table, requests))
 
 
-def _policy(table: Table, name: str) -> Policy:
-    """Give a policy; one that is only named prefills so few tokens that prompts are cut beside a running request."""
+def _policy(table: Table, name: str, *, chunks: bool) -> Policy:
+    """Give a policy; with `chunks`, one that is only named prefills so few tokens that prompts are cut."""
     policy = load_policy(name)
-    if policy.policy != name:
+    if not chunks or policy.policy != name or not table.contract:
         return policy
     tokens = int(block_rows(table).max()) + 1
     return policy.model_copy(update={"prefill": policy.prefill.model_copy(update={"tokens": tokens})})
 
 
-def _searched(composed: Composition | Interleaving, found: Found) -> Searched:
-    scheduled = composed if isinstance(composed, Composition) else None
+def _searched(explored: Exploration) -> Searched:
+    composed, reached = explored.composed, explored.reached
     return Searched(
-        policy=scheduled.policy.policy if scheduled else None,
+        policy=composed.policy.policy,
         requests=composed.requests,
-        pages=scheduled.pool.pages if scheduled else None,
-        states=found.states,
-        transitions=found.transitions,
-        depth=found.depth,
-        seconds=found.seconds,
-        complete=found.complete,
+        pages=composed.pool.pages,
+        page_size=composed.pool.page_size,
+        states=len(reached.states),
+        transitions=int(reached.moves),
+        depth=explored.depth,
+        complete=bool(reached.complete),
+        seconds=explored.seconds,
+        liveness_seconds=explored.liveness_seconds,
+        compile_seconds=explored.compile_seconds,
     )
 
 
-def _bounds(table: Table, composed: Sequence[Composition]) -> dict[str, Any]:
-    bounds: dict[str, Any] = {"params": dict(table.params), "requests": [1, 2], "pool": None}
-    if composed:
-        bounds["pool"] = {"pages": sorted({each.pool.pages for each in composed}), "page_size": PAGE_SIZE}
-        bounds["prompts"] = list(PROMPTS)
-        bounds["limits"] = {str(requests): list(limits_of(table, requests)) for requests in (1, 2)}
-        bounds["prefill_tokens"] = {each.policy.policy: each.policy.prefill.tokens for each in composed}
-        bounds["abort"] = True
-    return bounds
+def _told(table: Table, composed: list[Composition | Interleaving], bounds: Bounds) -> dict[str, Any]:
+    """Give the bounds of a result as JSON values."""
+    told: dict[str, Any] = {
+        "params": dict(table.params),
+        "requests": list(dict.fromkeys(each.requests for each in composed)),
+        "pages": list(dict.fromkeys(each.pool.pages for each in composed)),
+        "page_size": composed[0].pool.page_size,
+        "policies": list(dict.fromkeys(each.policy.policy for each in composed)),
+        "symmetry": bounds.symmetry,
+        "abort": composed[0].abort,
+        "chunks": any(_cuts(each) for each in composed),
+        "lag": 0,
+    }
+    if table.contract:
+        told["prompts"] = list(PROMPTS)
+        told["limits"] = {str(requests): list(limits_of(table, requests)) for requests in told["requests"]}
+    return told
 
 
-def _decide(table: Table, results: Sequence[tuple[Composition | Interleaving, Found]]) -> list[Decided]:
-    complete = all(found.complete for _, found in results)
-    decided = []
-    kinds: list[tuple[str, Literal["built in", "always", "eventually"]]] = [
+def _cuts(composed: Composition | Interleaving) -> bool:
+    """Tell whether a policy prefills so few tokens that prompts are cut into chunks."""
+    if isinstance(composed, Interleaving):
+        return False
+    rows = int(block_rows(composed.table).max())
+    limit = max(limits_of(composed.table, composed.requests))
+    return composed.policy.prefill.tokens < composed.requests * max(rows, max(PROMPTS) + limit)
+
+
+def _decide(table: Table, explored: list[Exploration], *, ended: bool) -> Iterator[Decided]:
+    complete = all(each.reached.complete for each in explored)
+    complete = complete and not (ended and any(each.broken for each in explored))
+    kinds: list[tuple[str, Kind]] = [
         *((name, "built in") for name in properties.built_in(table)),
         *((name, "always") for name in table.always),
         (properties.eventually(table), "eventually"),
     ]
-    known = {name for name, _ in kinds}
-    assert all(name in known for _, found in results for name in found.broken), "a fault without a property"
+    lost = False
     for name, kind in kinds:
-        broken = [(composed, found.broken[name]) for composed, found in results if name in found.broken]
+        broken = [each for each in explored if name in each.broken]
         if broken:
             # The shortest path over all searches; the first, with fewest requests, among equals.
-            composed, fault = min(broken, key=lambda pair: len(pair[1].path))
-            decided.append(Decided(name, kind, REFUTED, explain(composed, name, fault)))
+            nearest = min(broken, key=lambda each: each.broken[name])
+            lost = lost or name in properties.DEAD_ENDS
+            yield Decided(name, kind, REFUTED, explain(nearest.composed, name, nearest.fault(name)))
         else:
-            decided.append(Decided(name, kind, HOLDS if complete else UNDETERMINED))
-    shown: set[str] = set().union(*(found.shown for _, found in results))
-    # What lies behind a broken property was not searched, so that nothing can be said to be missing.
-    whole = complete and not any(
-        each.kind in ("built in", "always") and each.verdict == REFUTED for each in decided
-    )
+            yield Decided(name, kind, PROVED if complete else UNDETERMINED)
+    shown = frozenset[str]().union(*(each.shown for each in explored))
     for name in table.sometimes:
-        verdict: Verdict = HOLDS if name in shown else REFUTED if whole else UNDETERMINED
-        decided.append(Decided(name, "sometimes", verdict))
-    return decided
+        # What lies behind a step that leads nowhere was not searched, so that nothing can be said to be missing.
+        missing: Verdict = REFUTED if complete and not lost else UNDETERMINED
+        yield Decided(name, "sometimes", PROVED if name in shown else missing)

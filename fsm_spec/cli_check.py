@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -9,8 +10,8 @@ import typer
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
 
 COMMANDS: Final = ("check",)
-# About ten seconds of search on one core.
-MOST_STATES: Final = 100_000
+_REPORTS: Final = "Reports"
+_BOUNDS: Final = "Bounds"
 
 
 def register(app: typer.Typer) -> None:
@@ -18,31 +19,123 @@ def register(app: typer.Typer) -> None:
     app.command()(check)
 
 
-def check(
+def check(  # noqa: PLR0913, PLR0917 - options of the command line
     specs: Annotated[
         list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
     ],
     settings: Settings = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(help="So many requests share the pool; by default 1, 2 and 3.", rich_help_panel=_BOUNDS),
+    ] = None,
+    pages: Annotated[
+        int | None,
+        typer.Option(
+            help="Pages of the pool; by default what the longest cases of all need, less one page.",
+            rich_help_panel=_BOUNDS,
+        ),
+    ] = None,
+    page_size: Annotated[
+        int | None, typer.Option(help="Slots a page; 2 by default.", rich_help_panel=_BOUNDS)
+    ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="reserve, holdback, preempt, greedy, or a policy file; reserve and holdback by default."
+            help="reserve, holdback, preempt, greedy, or a policy file; reserve and holdback by default; may be repeated.",
+            rich_help_panel=_BOUNDS,
         ),
     ] = None,
+    symmetry: Annotated[
+        bool,
+        typer.Option(
+            "--symmetry/--no-symmetry",
+            help="Take states that differ only in who is who for one.",
+            rich_help_panel=_BOUNDS,
+        ),
+    ] = True,
+    abort: Annotated[
+        bool | None,
+        typer.Option(
+            "--abort/--no-abort",
+            help="A client may go away at any point; on by default for specs with forwards.",
+            rich_help_panel=_BOUNDS,
+        ),
+    ] = None,
+    chunks: Annotated[
+        bool,
+        typer.Option(
+            "--chunks/--no-chunks",
+            help="Cut prompts into chunks that ride beside running requests.",
+            rich_help_panel=_BOUNDS,
+        ),
+    ] = False,
     max_states: Annotated[
-        int,
-        typer.Option("--max-states", min=1, help="Give a search up (undetermined) beyond so many states."),
-    ] = MOST_STATES,
+        int | None,
+        typer.Option(
+            help="Give a search up (undetermined) beyond so many states; 10 million by default.",
+            rich_help_panel=_BOUNDS,
+        ),
+    ] = None,
+    max_memory: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MB",
+            help="Give a search up beyond so many megabytes; by default half of the machine's.",
+            rich_help_panel=_BOUNDS,
+        ),
+    ] = None,
+    stop_first: Annotated[
+        bool,
+        typer.Option(
+            "--stop-first", help="End at the first property that breaks.", rich_help_panel=_BOUNDS
+        ),
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List all properties and searches.")
     ] = False,
     as_json: AsJson = False,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write JUnit XML to this file.", rich_help_panel=_REPORTS)
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the first counterexample to this file, for fsm-spec replay.", rich_help_panel=_REPORTS
+        ),
+    ] = None,
+    sequence: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the first counterexample as a Mermaid sequence diagram.", rich_help_panel=_REPORTS
+        ),
+    ] = None,
+    pytest: Annotated[
+        Path | None,
+        typer.Option(help="Write the first counterexample as a pytest case.", rich_help_panel=_REPORTS),
+    ] = None,
 ) -> None:
-    """Check specs: all findings of a file, then every state of one and two requests within small bounds.
+    """Check specs: all findings of a file, then every state that a few requests in a pool of pages can reach.
 
-    Exit code 0: nothing refuted within the bounds printed; 1: refuted; 2: a faulty file or bad usage; 3: undetermined.
+    Exit code 0: proved within the bounds printed; 1: refuted; 2: a faulty file or bad usage; 3: undetermined.
     """
-    from fsm_spec.verdict import execute
+    from fsm_spec.check import Bounds
+    from fsm_spec.verdict import Reports, execute
 
-    code = execute(specs, settings_of(settings), policy, max_states, verbose=verbose, as_json=as_json)
+    given = {
+        "page_size": page_size,
+        "policies": tuple(dict.fromkeys(policy)) if policy else None,
+        "max_states": max_states,
+    }
+    bounds = Bounds(
+        requests=requests,
+        pages=pages,
+        symmetry=symmetry,
+        abort=abort,
+        chunks=chunks,
+        max_memory=max_memory,
+        stop_first=stop_first,
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )
+    reports = Reports(junit, trace, sequence, pytest)
+    code = execute(specs, settings_of(settings), bounds, reports, verbose=verbose, as_json=as_json)
     raise typer.Exit(code)

@@ -51,16 +51,21 @@ class _Option(NamedTuple):
     part: Part | None
     broken: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
+    lost: bool = False
 
 
 class Move(NamedTuple):
-    """Hold one move: what each request does that takes part, the state after, properties broken or shown."""
+    """Hold one move: what each request does that takes part, the state after, properties broken or shown.
+
+    A `lost` move leads nowhere (see `automaton.Way`); `by_scheduler` tells it from an arrival or an abort.
+    """
 
     parts: tuple[Part, ...]
     after: State
     broken: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     by_scheduler: bool = False
+    lost: bool = False
 
 
 class Composition:
@@ -73,12 +78,15 @@ class Composition:
         pool: Pool,
         requests: int,
         arrivals: Sequence[tuple[int, int]],
+        *,
+        abort: bool = True,
     ) -> None:
         self.automaton = automaton
         self.table = automaton.table
         self.policy = policy
         self.pool = pool
         self.requests = requests
+        self.abort = abort
         self.arrivals = [automaton.values(self.table.new_request(*sizes)) for sizes in arrivals]
         self._plans: dict[object, Plan] = {}
         self._wait, self._end = self.table.codes[WAIT], self.table.codes[END]
@@ -91,7 +99,8 @@ class Composition:
     def moves(self, state: State) -> Iterator[Move]:
         """Yield every move from a state; the scheduler's come last."""
         yield from self._arrive(state)
-        yield from self._abort(state)
+        if self.abort:
+            yield from self._abort(state)
         if any(entry is not None and entry.columns for entry in state):
             yield from self._iterate(state)
 
@@ -105,9 +114,9 @@ class Composition:
     def _abort(self, state: State) -> Iterator[Move]:
         for index, entry in enumerate(state):
             if entry is not None and entry.columns:
-                for way in self.automaton.alone(entry.columns, life_cycle.ABORT):
-                    after = _put(state, index, self._settled(way.after, 0))
-                    yield Move((Part(index, way.events, (entry.pages, entry.pages, 0)),), after, way.broken)
+                (way, *_) = self.automaton.alone(entry.columns, life_cycle.ABORT)
+                part = Part(index, way.events, (entry.pages, entry.pages, 0))
+                yield Move((part,), _put(state, index, ENDED))
 
     def _settled(self, values: Values, pages: int) -> Held:
         if values[0] == self._end:
@@ -154,20 +163,19 @@ class Composition:
             yield self._move(state, moving, choice)
 
     def _options(self, index: int, entry: Held, ways: Sequence[Way], pages: int) -> list[_Option]:
-        """Join ways that leave a request in one place; the first stands for all."""
-        found: dict[tuple[Held, tuple[str, ...]], _Option] = {}
+        """Join ways that leave a request in one place with as many slots used; the first stands for all."""
+        found: dict[tuple[object, ...], _Option] = {}
         for way in ways:
             waits = way.after[0] == self._wait
             broken = way.broken
-            if not broken and not waits and way.used > pages * self.pool.page_size:
-                broken = (properties.SLOTS,)
-            after = self._settled(way.after, pages)
-            option = _Option(
-                after, pages, Part(index, way.events, (entry.pages, pages, after.pages)), broken, way.shown
-            )
-            known = found.setdefault((after, broken), option)
+            if not way.lost and not waits and way.used > pages * self.pool.page_size:
+                broken = (*broken, properties.SLOTS)
+            after = self._settled(way.after, 0 if waits else pages)
+            part = Part(index, way.events, (entry.pages, pages, after.pages))
+            key = (None if way.lost else after, way.used, frozenset(way.broken))
+            known = found.setdefault(key, _Option(after, pages, part, broken, way.shown, way.lost))
             if set(way.shown) - set(known.shown):
-                found[after, broken] = known._replace(shown=(*known.shown, *way.shown))
+                found[key] = known._replace(shown=(*known.shown, *way.shown))
         return list(found.values())
 
     def _plan(self, live: list[Held], queue: list[Held]) -> Plan:
@@ -196,7 +204,20 @@ class Composition:
         if sum(option.pages for option in choice) > self.pool.pages:
             broken.append(properties.POOL)
         parts = tuple(option.part for option in choice if option.part is not None)
-        return Move(parts, tuple(after), tuple(dict.fromkeys(broken)), tuple(shown), by_scheduler=True)
+        lost = any(option.lost for option in choice)
+        return Move(
+            parts, tuple(after), tuple(dict.fromkeys(broken)), tuple(shown), by_scheduler=True, lost=lost
+        )
+
+    def alike(self, state: State) -> State:
+        """Give one state for all that differ only in who has ended: the order of arrival counts, ended ones do not."""
+        left = [entry for entry in state if entry != ENDED]
+        return (*left, *[ENDED] * (len(state) - len(left)))
+
+    def faults(self, state: State) -> tuple[str, ...]:
+        """Name the properties that a state breaks by itself: none, as every iteration's plan is judged."""
+        del state
+        return ()
 
 
 class Interleaving:
@@ -227,8 +248,8 @@ class Interleaving:
         found = {self.first: None}
         queue = [self.first]
         while queue:
-            for _, way in self.events(queue.pop()):
-                if self.automaton.state_of(way.after) != END and way.after not in found:
+            for name, way in self.events(queue.pop()):
+                if not (way.lost or self.is_end(name, way)) and way.after not in found:
                     found[way.after] = None
                     queue.append(way.after)
         return list(found)
@@ -283,12 +304,25 @@ class Interleaving:
     def _move(self, state: State, index: int, name: str, way: Way) -> Move:
         entry = state[index]
         assert entry is not None
-        done = self.automaton.state_of(way.after) == END
-        after = ENDED if done else Held(way.after, self.pages(way.after))
+        after = ENDED if self.is_end(name, way) else Held(way.after, self.pages(way.after))
         part = Part(index, way.events, (entry.pages, max(entry.pages, after.pages), after.pages))
-        return Move(
-            (part,), _put(state, index, after), way.broken, way.shown, by_scheduler=name != life_cycle.ABORT
-        )
+        by_scheduler = name != life_cycle.ABORT
+        return Move((part,), _put(state, index, after), way.broken, way.shown, by_scheduler, way.lost)
+
+    def is_end(self, name: str, way: Way) -> bool:
+        """Tell whether a request is done after an event: it ends, or is back in the state that it must reach."""
+        state = self.automaton.state_of(way.after)
+        return state == END or (state == self.table.eventually and name != life_cycle.ADMIT)
+
+    @staticmethod
+    def alike(state: State) -> State:
+        """Give one state for all that differ only in who is who."""
+        return tuple(sorted(state, key=lambda entry: entry or ENDED))
+
+    def faults(self, state: State) -> tuple[str, ...]:
+        """Name the properties that a state breaks by itself: more pages held than the pool has."""
+        held = sum(entry.pages for entry in state if entry)
+        return (properties.POOL,) if held > self.pool.pages else ()
 
 
 def _put(state: State, index: int, entry: Held) -> State:
@@ -296,5 +330,6 @@ def _put(state: State, index: int, entry: Held) -> State:
 
 
 def move_between(composed: Composition | Interleaving, before: State, after: State) -> Move:
-    """Find a move that leads from one state to the next, as a path of the search has it."""
-    return next(move for move in composed.moves(before) if move.after == after and not move.broken)
+    """Find a move that leads from one state to the next, as a path of the search has it; an unbroken one if any."""
+    moves = [move for move in composed.moves(before) if move.after == after and not move.lost]
+    return min(moves, key=lambda move: len(move.broken))

@@ -12,16 +12,24 @@ from fsm_spec.composition import Composition, Interleaving, Move, State, move_be
 from fsm_spec.errors import UnhandledEvent
 from fsm_spec.oracle import oracle
 from fsm_spec.show import columns
+from fsm_spec.stuck import stuck_reasons
 from fsm_spec.table import NO_STOP, STOP
 
 if TYPE_CHECKING:
     from fsm_spec.automaton import Automaton, Event
+    from fsm_spec.policy import Policy, Pool
     from fsm_spec.search import Fault
+
+ARRIVE = "arrive"
 
 
 @dataclass(frozen=True)
 class StepShown:
-    """Hold one step: which request, which event, the states, the spec's line, and what changes."""
+    """Hold one step: which request, which event, the states, the spec's line, and what changes.
+
+    `columns` are all columns after the step, `pages` those of this request before and after, `in_use` those of all
+    requests after it. `transition` is -1 where the request arrives, or no row takes the event.
+    """
 
     move: int
     request: int
@@ -31,46 +39,88 @@ class StepShown:
     target: str
     line: int
     changes: Mapping[str, tuple[int, int]]
-    # Pages of this request before and after.
+    columns: Mapping[str, int]
+    transition: int = NO_ROW
     pages: tuple[int, int] = (0, 0)
+    in_use: int = 0
+
+    def content(self) -> dict[str, Any]:
+        """Give the step as JSON values."""
+        changes = {name: list(both) for name, both in self.changes.items()}
+        own = {"args": dict(self.args), "columns": dict(self.columns), "pages": list(self.pages)}
+        return {**vars(self), **own, "changes": changes}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Hold what a counterexample needs to be met again: requests, policy, pool, and what may happen to requests."""
+
+    requests: int
+    policy: Policy
+    pool: Pool
+    abort: bool
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        requests = f"{self.requests} request{'s' if self.requests > 1 else ''}"
+        pool = f"{_pages_text(self.pool.pages)} of {self.pool.page_size} slots"
+        return f"{requests}, policy {self.policy.policy}, {pool}"
 
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Hold the shortest way to where a property breaks, and why it breaks there."""
+    """Hold the shortest way to where a property breaks, and why it breaks there.
+
+    `loop`: for a livelock, the move after which the rest repeats.
+    """
 
     name: str
-    setting: str
+    setting: Setting
     steps: tuple[StepShown, ...]
     why: str
+    reasons: tuple[str, ...] = ()
+    loop: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """Count the moves."""
+        return max((step.move for step in self.steps), default=0)
 
     def content(self) -> dict[str, Any]:
         """Give the counterexample as JSON values."""
-        steps = [
-            {
-                **vars(step),
-                "args": dict(step.args),
-                "changes": {k: list(v) for k, v in step.changes.items()},
-                "pages": list(step.pages),
-            }
-            for step in self.steps
-        ]
-        return {"setting": self.setting, "steps": steps, "why": self.why}
+        return {
+            "setting": str(self.setting),
+            "depth": self.depth,
+            "steps": [step.content() for step in self.steps],
+            "loop": self.loop,
+            "why": self.why,
+            "reasons": list(self.reasons),
+        }
 
     def lines(self) -> list[str]:
         """Print the steps, aligned; steps of one move share its number."""
-        rows = [["step", "who", "event", "states", "changes", "pages", "spec"]]
+        rows = [["step", "who", "event", "states", "changes", "in use", "spec"]]
         before = 0
         for step in self.steps:
             number = "" if step.move == before else str(step.move)
             before = step.move
-            rows.append(
-                [number, f"request {step.request}", _event_text(step), _states_text(step), *_effects(step)]
-            )
-        return [self.setting, *columns(rows), f"  {self.why}"]
+            rows.append([number, f"request {step.request}", *step_texts(step, self.setting.pool.pages)])
+        reasons = [f"    {reason}" for reason in self.reasons]
+        return [str(self.setting), *columns(rows), f"  {self.why}", *reasons]
 
 
-def _event_text(step: StepShown) -> str:
+def step_texts(step: StepShown, pages: int) -> list[str]:
+    """Print a step in five cells: the event, the states, the changes, pages in use of all, and the line."""
+    states = f"{step.source} -> {step.target}" if step.source else step.target
+    changes = [f"{name} {old} -> {new}" for name, (old, new) in step.changes.items()]
+    if step.pages[0] != step.pages[1]:
+        changes.append(f"pages {step.pages[0]} -> {step.pages[1]}")
+    line = f"line {step.line}" if step.line else ""
+    return [event_text(step), states, ", ".join(changes), f"{step.in_use} of {pages}", line]
+
+
+def event_text(step: StepShown) -> str:
+    """Print an event with its arguments."""
     # Without a prefix cache `hit` is always 0 and says nothing.
     args = [
         f"{name} = {value}"
@@ -83,59 +133,68 @@ def _event_text(step: StepShown) -> str:
     return f"{step.event}({', '.join(args)})" if args else step.event
 
 
-def _states_text(step: StepShown) -> str:
-    return f"{step.source} -> {step.target}" if step.source else step.target
-
-
-def _effects(step: StepShown) -> list[str]:
-    changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in step.changes.items())
-    before, after = step.pages
-    pages = f"{before} -> {after}" if before != after else str(after) if after else ""
-    return [changes, pages, f"line {step.line}" if step.line else ""]
-
-
 def explain(composed: Composition | Interleaving, name: str, fault: Fault) -> Counterexample:
     """Turn a fault that a search found into steps with reasons."""
     path, last = fault.path, fault.move
     moves = [move_between(composed, before, after) for before, after in pairwise(path)]
-    steps: list[StepShown] = []
-    for number, move in enumerate([*moves, *([last] if last else [])], start=1):
-        steps += _steps(composed, number, move)
+    reasons: tuple[str, ...] = ()
     if last is None:
-        why = "; ".join([fault.why, *_stuck(composed, path[-1])])
+        why = fault.why
+        looping = {part.request for move in moves[fault.loop :] for part in move.parts} if fault.loop is not None else ()
+        reasons = tuple(stuck_reasons(composed, path[-1], looping))
     else:
+        last = _up_to(composed.automaton, last, name)
         why = f"broken in step {len(moves) + 1}: {_reason(composed.automaton, last)}"
-    return Counterexample(name, _setting(composed), tuple(steps), why)
+        moves.append(last)
+    setting = Setting(composed.requests, composed.policy, composed.pool, composed.abort)
+    return Counterexample(name, setting, tuple(_steps(composed, path, moves)), why, reasons, fault.loop)
 
 
-def _setting(composed: Composition | Interleaving) -> str:
-    requests = f"{composed.requests} request{'s' if composed.requests > 1 else ''}"
-    if isinstance(composed, Interleaving):
-        return f"{requests}, single events, no pool"
-    pool = composed.pool
-    return f"{requests}, policy {composed.policy.policy}, {pool.pages} pages of {pool.page_size} slots"
+def _up_to(automaton: Automaton, move: Move, name: str) -> Move:
+    """Cut a request's events behind the first that breaks the property."""
+    parts = []
+    for part in move.parts:
+        kept = len(part.events)
+        for index, event in enumerate(part.events):
+            if event.transition == NO_ROW:
+                break
+            before = automaton.columns(event.before)
+            outcome = oracle(automaton.table, before, event.name, event.args)
+            if name in automaton.judge.broken(before, event.args, outcome):
+                kept = index + 1
+                break
+        parts.append(part._replace(events=part.events[:kept]))
+    return move._replace(parts=tuple(parts))
 
 
-def _steps(composed: Composition | Interleaving, number: int, move: Move) -> list[StepShown]:
+def _steps(
+    composed: Composition | Interleaving, path: list[State], moves: list[Move]
+) -> list[StepShown]:
     steps = []
-    for request, events, (before, during, after) in move.parts:
-        if not events:
-            entry = move.after[request]
-            assert entry is not None
-            named = composed.automaton.columns(entry.columns)
-            sizes = {name: named[name] for name in ("prompt", "limit")}
-            steps.append(
-                StepShown(
-                    number, request, "arrive", sizes, "", composed.automaton.state_of(entry.columns), 0, {}
-                )
-            )
-        for index, event in enumerate(events):
-            pages = (before if index == 0 else during, after if index == len(events) - 1 else during)
-            steps.append(_step(composed.automaton, number, request, event, pages))
+    for number, (state, move) in enumerate(zip(path, moves, strict=False), start=1):
+        owned = [entry.pages if entry else 0 for entry in state]
+        for request, events, (before, during, after) in move.parts:
+            if not events:
+                steps.append(_arrival(composed.automaton, number, move, request, sum(owned)))
+            for index, event in enumerate(events):
+                pages = (before if index == 0 else during, after if index == len(events) - 1 else during)
+                owned[request] = pages[1]
+                steps.append(_step(composed.automaton, number, request, event, pages, sum(owned)))
     return steps
 
 
-def _step(automaton: Automaton, number: int, request: int, event: Event, pages: tuple[int, int]) -> StepShown:
+def _arrival(automaton: Automaton, number: int, move: Move, request: int, in_use: int) -> StepShown:
+    entry = move.after[request]
+    assert entry is not None
+    named = automaton.columns(entry.columns)
+    sizes = {name: named[name] for name in ("prompt", "limit")}
+    state = automaton.state_of(entry.columns)
+    return StepShown(number, request, ARRIVE, sizes, "", state, 0, {}, named, in_use=in_use)
+
+
+def _step(
+    automaton: Automaton, number: int, request: int, event: Event, pages: tuple[int, int], in_use: int
+) -> StepShown:
     before, after = automaton.columns(event.before), automaton.columns(event.after)
     changes = {
         name: (before[name], after[name])
@@ -144,7 +203,20 @@ def _step(automaton: Automaton, number: int, request: int, event: Event, pages: 
     }
     line = automaton.table.rows[event.transition // 2].line if event.transition >= 0 else 0
     source, target = automaton.state_of(event.before), automaton.state_of(event.after)
-    return StepShown(number, request, event.name, event.args, source, target, line, changes, pages)
+    return StepShown(
+        number,
+        request,
+        event.name,
+        event.args,
+        source,
+        target,
+        line,
+        changes,
+        after,
+        event.transition,
+        pages,
+        in_use,
+    )
 
 
 def _reason(automaton: Automaton, move: Move) -> str:
@@ -152,7 +224,7 @@ def _reason(automaton: Automaton, move: Move) -> str:
     texts = []
     for request, events, _ in move.parts:
         if events[-1].transition == NO_ROW:
-            texts.append(f"request {request}: {_refusal(automaton, events[-1])}")
+            texts.append(f"request {request}: {refusal(automaton, events[-1])}")
         else:
             named = automaton.columns(events[-1].after)
             shown = ", ".join(f"{name} = {value}" for name, value in named.items() if name != "state")
@@ -160,24 +232,13 @@ def _reason(automaton: Automaton, move: Move) -> str:
     return "; ".join(texts)
 
 
-def _refusal(automaton: Automaton, event: Event) -> str:
+def refusal(automaton: Automaton, event: Event) -> str:
+    """Give the sentence with which the oracle refuses an event that finds no row."""
     try:
         oracle(automaton.table, automaton.columns(event.before), event.name, event.args)
     except UnhandledEvent as error:
         return str(error)
     raise AssertionError(event)  # pragma: no cover - the automaton saw it refused
-
-
-def _stuck(composed: Composition | Interleaving, state: State) -> list[str]:
-    texts = []
-    for request, entry in enumerate(state):
-        if entry is not None and entry.columns:
-            held = f" with {_pages_text(entry.pages)}" if isinstance(composed, Composition) else ""
-            texts.append(f"request {request} is in {composed.automaton.state_of(entry.columns)}{held}")
-    if isinstance(composed, Composition):
-        free = composed.pool.pages - sum(entry.pages for entry in state if entry)
-        texts.append(f"{_pages_text(free)} free")
-    return texts
 
 
 def _pages_text(pages: int) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsm_spec.automaton import Automaton, Values, Way
-    from fsm_spec.composition import Interleaving
+    from fsm_spec.composition import Interleaving, State
     from fsm_spec.table import Table
 
 # Codes of local states that every packing has: a request that has not arrived, and one that has ended.
@@ -31,6 +31,8 @@ WORD_BITS = 63
 MOST_REQUESTS = 16
 # Statuses, settings and columns are those that `compiled.py` reads; it is not imported here, as numba is slow to load.
 ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
+# The target of a way that leads nowhere.
+LOST: Final = -1
 # Two counts in one integer, as `interleaved.py` reads them: the first below this bit, the second above.
 HALF: Final = 32
 
@@ -106,7 +108,7 @@ class _Options:
 
 
 class RoundsPacking:
-    """Pack requests that move by scheduler rounds: `word_of` and `state_of` translate states of `search.py`."""
+    """Pack requests that move by scheduler rounds."""
 
     def __init__(
         self,
@@ -124,6 +126,7 @@ class RoundsPacking:
         self.policy = policy
         self.pool = pool
         self.requests = requests
+        self.symmetry = symmetry
         # Code 0 is a request that has not arrived, code 1 one that has ended.
         self.values: list[Values] = [(), ()]
         self.codes: dict[Values, int] = {}
@@ -140,13 +143,26 @@ class RoundsPacking:
             self.values.append(values)
         return self.codes[values]
 
+    def word(self, state: State) -> int:
+        """Pack a state; with symmetry, requests that have ended come last."""
+        shift = int(self.model.settings[Settings._fields.index("page_bits")])
+        fields = []
+        for entry in state:
+            code = ABSENT_CODE if entry is None else self.codes.get(entry.columns, ENDED_CODE)
+            fields.append(code << shift | (entry.pages if entry else 0))
+        if self.symmetry:
+            ended = ENDED_CODE << shift
+            left = [value for value in fields if value != ended]
+            fields = [*left, *[ended] * (len(fields) - len(left))]
+        return _word(fields, self.model)
+
     def _list(self, ways: Sequence[Way]) -> int:
         """Add a list of options: ways that leave the request alike and use alike slots are one."""
         options = self._options
         merged: dict[tuple[int, int, int], int] = {}
         for way in ways:
             broken = bits_of(way.broken, self.sentences)
-            target = -1 if properties.HANDLED in way.broken else self._code(way.after)
+            target = LOST if way.lost else self._code(way.after)
             key = (target, way.used, broken)
             merged[key] = merged.get(key, 0) | bits_of(way.shown, self.shows)
         for (target, used, broken), shown in merged.items():
@@ -167,7 +183,9 @@ class RoundsPacking:
             local.append(facts)
             prefills.append(prefill)
             admits.append(admit)
-        page_bits = max(1, self.pool.pages.bit_length())
+        # No request owns more than it may need for a round, however large the pool is.
+        most_pages = max((max(each.need, each.take) for each in local), default=0)
+        page_bits = max(1, min(self.pool.pages, most_pages).bit_length())
         settings = Settings(
             requests=self.requests,
             bits=fit_word(self.requests, len(self.values), page_bits),
@@ -272,7 +290,8 @@ class ActionsPacking:
         self.shows = list(table.sometimes)
         # The waiting request comes first, so that the start state is the word 0.
         self.values: list[Values] = [*composed.local, ()]
-        self._codes = {values: code for code, values in enumerate(self.values)}
+        self.symmetry = symmetry
+        self.codes = {values: code for code, values in enumerate(self.values)}
         pool = composed.pool
         settings = Settings(
             requests=composed.requests,
@@ -332,12 +351,21 @@ class ActionsPacking:
     def _edges(self, code: int, values: Values) -> list[_Edge]:
         edges = []
         for name, way in self.composed.events(values):
-            target = self._codes.get(way.after, len(self.composed.local))
+            ends = self.composed.is_end(name, way)
+            target = code if way.lost else len(self.composed.local) if ends else self.codes[way.after]
             faults, shows = bits_of(way.broken, self.sentences), bits_of(way.shown, self.shows)
-            # An event that finds no row leads nowhere.
-            nowhere = target == code and name not in life_cycle.EVENTS and bool(faults)
-            edges.append(_Edge(name, target, self._pages[target] - self._pages[code], faults, shows, nowhere))
+            if target == code and not way.lost:
+                # What leaves a request as it is can repeat for ever.
+                faults |= 1 << (len(self.sentences) - 1)
+            edges.append(
+                _Edge(name, target, self._pages[target] - self._pages[code], faults, shows, way.lost)
+            )
         return edges
+
+    def word(self, state: State) -> int:
+        """Pack a state; with symmetry, the requests stand in the order of their codes."""
+        fields = [self.codes[entry.columns] for entry in state if entry is not None]
+        return _word(sorted(fields) if self.symmetry else fields, self.model)
 
     def _enabled(self, edges: Sequence[_Edge], free: int, live: int) -> list[_Edge]:
         """Choose the edges that a request may take in a context, as `Interleaving.moves` does."""
@@ -361,6 +389,11 @@ class ActionsPacking:
             if allowed:
                 enabled.append(edge)
         return enabled
+
+
+def _word(fields: Sequence[int], packed: Model) -> int:
+    bits = int(packed.settings[Settings._fields.index("bits")])
+    return sum(value << (index * bits) for index, value in enumerate(fields))
 
 
 class _Edge(NamedTuple):

@@ -37,6 +37,10 @@ TAKEN: Final = "pages are taken where a round starts only"
 COMMITTED_ONLY: Final = "at a round point only committed slots are held"
 
 
+# What breaks these leads nowhere: no row says where to, or columns have left the values that a state may have.
+DEAD_ENDS: Final = frozenset({HANDLED, BOUNDS, LIMIT})
+
+
 def eventually(table: Table) -> str:
     """Give the sentence of the liveness property."""
     return f"every request reaches {table.eventually}"
@@ -75,7 +79,9 @@ class Judge:
         return tuple(found)
 
     def _bounded(self, after: Mapping[str, int]) -> bool:
-        if self.table.contract and not 0 <= after["kv"] <= after["prompt"] + after["limit"]:
+        if self.table.contract and (
+            not 0 <= after["kv"] <= after["prompt"] + after["limit"] or after["emitted"] < 0
+        ):
             return False
         return all(0 <= after[name] <= top for name, top in self._maxima.items())
 

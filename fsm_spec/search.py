@@ -1,12 +1,11 @@
 """Search every state that composed requests reach, breadth first, in plain Python.
 
-The moves are in `composition.py`. The first break of a property is a shortest one, as states are met level by level.
+The reference that `compiled.py` is held to, with the same counts. The moves are in `composition.py`. The first break
+of a property is a shortest one, as states are met level by level.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,17 +15,16 @@ if TYPE_CHECKING:
     from fsm_spec.composition import Composition, Interleaving, Move, State
 
 
-# Where requests have many outcomes, moves and not states take the time: ten a state are usual for small parameters.
-MOVES_A_STATE: Final = 10
-TOLD_EVERY: Final = 256
-
-
 class Fault(NamedTuple):
-    """Hold how a property breaks: the states from the start on, the move that breaks it if one does, and the reason."""
+    """Hold how a property breaks: the states from the start on, the move that breaks it if one does, and the reason.
+
+    `loop` is the place in the path that its last state leads back to, where the fault is a cycle.
+    """
 
     path: list[State]
     move: Move | None = None
     why: str = ""
+    loop: int | None = None
 
 
 @dataclass
@@ -36,83 +34,86 @@ class Found:
     states: int = 0
     transitions: int = 0
     depth: int = 0
-    seconds: float = 0.0
     complete: bool = True
     broken: dict[str, Fault] = field(default_factory=dict)
     shown: set[str] = field(default_factory=set)
 
 
-def search(
-    composed: Composition | Interleaving, most_states: int, tick: Callable[[int], None] | None = None
-) -> Found:
-    """Search all reachable states breadth first; `tick` hears the number of states now and then.
+DEADLOCK: Final = "deadlock: no move changes anything any more"
 
-    Beyond `most_states`, or ten times as many moves, the search is given up and is not `complete`.
-    The first break of a property is its shortest one; states behind a broken property are not searched.
+
+def livelock(moves: int) -> str:
+    """Say that the last moves of a path are a cycle."""
+    last = "the last move" if moves == 1 else f"the last {moves} moves"
+    return f"livelock: {last} can repeat for ever without progress"
+
+
+def stuck(path: list[State], *, leaves: bool) -> Fault:
+    """Tell of a state that the scheduler can leave as it is: for ever, if no other move `leaves` it."""
+    if not leaves:
+        return Fault(path, None, DEADLOCK)
+    return Fault([*path, path[-1]], None, livelock(1), len(path) - 1)
+
+
+def search(composed: Composition | Interleaving, most_states: int, *, symmetry: bool = False) -> Found:
+    """Search all reachable states breadth first; beyond `most_states` the search is given up and not `complete`.
+
+    With `symmetry`, states that differ only in who is who are one. A broken property ends nothing: the search covers
+    all that is reachable, and the first break is a shortest one.
     """
-    return _Search(composed, most_states, tick).run()
+    return _Search(composed, most_states, symmetry=symmetry).run()
 
 
 class _Search:
-    def __init__(
-        self, composed: Composition | Interleaving, most_states: int, tick: Callable[[int], None] | None
-    ) -> None:
+    def __init__(self, composed: Composition | Interleaving, most_states: int, *, symmetry: bool) -> None:
         self.composed = composed
         self.most_states = most_states
-        self.tick = tick
+        self.symmetry = symmetry
         self.numbers: dict[State, int] = {composed.start: 0}
         self.states: list[State] = [composed.start]
         self.parents: list[int] = [-1]
         self.depths: list[int] = [0]
         # Successors by the scheduler alone: arrivals and aborts happen at most once a request, so no cycle has one.
         self.next: list[list[int]] = []
-        self.moves = 0
         self.found = Found()
         self.liveness = properties.eventually(composed.table)
 
     def run(self) -> Found:
-        started = time.perf_counter()
         found = self.found
         at = 0
         while at < len(self.states) and found.complete:
             self._expand(at)
             at += 1
-            if self.moves > MOVES_A_STATE * self.most_states and at < len(self.states):
-                found.complete = False
-            if self.tick and at % TOLD_EVERY == 0:
-                self.tick(len(self.states))
+            found.complete = len(self.states) <= self.most_states
         found.states = len(self.states)
         found.depth = self.depths[-1]
         if found.complete and self.liveness not in found.broken:
             self._livelock()
-        found.seconds = time.perf_counter() - started
         return found
 
     def _expand(self, at: int) -> None:
         state, found = self.states[at], self.found
+        for sentence in self.composed.faults(state):
+            found.broken.setdefault(sentence, Fault(self._path(at), None, "more is held than the pool has"))
         onward: dict[int, None] = {}
-        reached: set[State] = set()
-        moved = False
+        stays, leaves = False, False
         for move in self.composed.moves(state):
-            self.moves += 1
             for sentence in move.broken:
                 if sentence not in found.broken:
                     found.broken[sentence] = Fault(self._path(at), move)
-            moved = moved or (move.by_scheduler and (move.after != state or bool(move.broken)))
-            if move.broken:
-                continue
             found.shown.update(move.shown)
-            reached.add(move.after)
-            number = self._number(move.after, at)
+            if move.lost:
+                continue
+            found.transitions += 1
+            after = self.composed.alike(move.after) if self.symmetry else move.after
+            number = self._number(after, at)
             if move.by_scheduler:
+                stays, leaves = stays or number == at, leaves or number != at
                 onward[number] = None
-        found.transitions += len(reached)
         self.next.append(list(onward))
         unfinished = any(entry is not None and entry.columns for entry in state)
-        if unfinished and not moved and self.liveness not in found.broken:
-            found.broken[self.liveness] = Fault(
-                self._path(at), None, "deadlock: no move changes anything any more"
-            )
+        if unfinished and (stays or not leaves) and self.liveness not in found.broken:
+            found.broken[self.liveness] = stuck(self._path(at), leaves=leaves)
 
     def _number(self, state: State, parent: int) -> int:
         number = self.numbers.get(state)
@@ -121,8 +122,6 @@ class _Search:
             self.states.append(state)
             self.parents.append(parent)
             self.depths.append(self.depths[parent] + 1)
-            if number >= self.most_states:
-                self.found.complete = False
         return number
 
     def _path(self, at: int) -> list[State]:
@@ -139,8 +138,8 @@ class _Search:
             cycle = self._cycle(number, on_cycle)
             if cycle:
                 path = self._path(number) + [self.states[node] for node in cycle[1:]]
-                back = f"livelock: the last {len(cycle) - 1} moves can repeat for ever without a token"
-                self.found.broken[self.liveness] = Fault(path, None, back)
+                moves = len(cycle) - 1
+                self.found.broken[self.liveness] = Fault(path, None, livelock(moves), len(path) - 1 - moves)
                 return
 
     def _peeled(self) -> set[int]:

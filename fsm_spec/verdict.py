@@ -1,70 +1,103 @@
-"""The command `check` at work: load, decide, print; its options are in `cli_check.py`, the search in `check.py`."""
+"""The command `check` at work: load, decide, report; its options are in `cli_check.py`, the search in `check.py`."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
-from fsm_spec import check
-from fsm_spec.command import table_of
+from fsm_spec import check, junit, pytest_case, recorded, report, sequence
+from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.findings import SpecFindings, nearest
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import load_policy
-from fsm_spec.show import columns
 
 if TYPE_CHECKING:
-    from fsm_spec.check import Checked
+    from fsm_spec.check import Bounds, Checked, Decided
     from fsm_spec.spec import Spec
 
 FAULTY: Final = "faulty"
 # From the strongest to the weakest: over several files the first that occurs gives the exit code.
-EXIT_CODES: Final = {FAULTY: 2, check.REFUTED: 1, check.UNDETERMINED: 3, check.HOLDS: 0}
-_STYLES: Final = {check.HOLDS: "green", check.REFUTED: "bold red", check.UNDETERMINED: "yellow"}
-_WORDS: Final = {check.HOLDS: "holds", check.REFUTED: "refuted", check.UNDETERMINED: "undetermined"}
+EXIT_CODES: Final = {FAULTY: 2, check.REFUTED: 1, check.UNDETERMINED: 3, check.PROVED: 0}
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Name the files to write beside what is printed."""
+
+    junit: Path | None = None
+    trace: Path | None = None
+    sequence: Path | None = None
+    pytest: Path | None = None
+
+    @property
+    def of_counterexamples(self) -> dict[str, Path]:
+        """List the files that hold a counterexample, by option."""
+        given = {"--trace": self.trace, "--sequence": self.sequence, "--pytest": self.pytest}
+        return {option: path for option, path in given.items() if path is not None}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Hold what is known of one file: the result of its check, or why there is none."""
+
+    name: str
+    found: Loaded | None = None
+    result: Checked | None = None
+    error: FsmSpecError | None = None
+    settings: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """Give the verdict, or that the file is faulty."""
+        return self.result.verdict if self.result else FAULTY
+
+    def content(self) -> dict[str, Any]:
+        """Give the answer as JSON values."""
+        if self.result and self.found:
+            return {"file": self.found.file, **self.result.content()}
+        if isinstance(self.error, SpecFindings):
+            findings = [asdict(finding) for finding in self.error.findings]
+            return {"file": findings[0]["file"], "verdict": FAULTY, "findings": findings}
+        return {"file": self.name, "verdict": FAULTY, "findings": [], "error": str(self.error)}
 
 
 def execute(
     names: Sequence[str],
     settings: Mapping[str, int],
-    policies: Sequence[str] | None,
-    most_states: int,
+    bounds: Bounds,
+    reports: Reports | None = None,
     *,
-    verbose: bool,
-    as_json: bool,
+    verbose: bool = False,
+    as_json: bool = False,
 ) -> int:
-    """Check specs and print what was found; gives the exit code."""
-    for policy in policies or ():
+    """Check specs, print what was found, write the reports; gives the exit code."""
+    bounds.refuse_senseless()
+    for policy in bounds.policies:
         load_policy(policy)
     loaded = {name: _load(name) for name in dict.fromkeys(names)}
-    _refuse_unknown(settings, [found.spec for found in loaded.values() if isinstance(found, Loaded)])
-    console = Console(highlight=False, soft_wrap=True)
-    results: list[dict[str, Any]] = []
-    for name, found in loaded.items():
-        try:
-            if isinstance(found, FsmSpecError):
-                raise found
-            result = _checked(found, settings, policies or check.POLICIES, most_states)
-        except FsmSpecError as error:
-            results.append(_faulty(name, error))
-            if not as_json:
-                # Findings are the answer; any other error is about the question.
-                typer.echo(str(error), err=not isinstance(error, SpecFindings))
-            continue
-        results.append({"file": found.file, **result.content()})
-        if not as_json:
-            _print(console, result, everything=verbose or len(loaded) == 1)
+    settings = _named(settings, [found.spec for found in loaded.values() if isinstance(found, Loaded)])
+    reports = reports or Reports()
+    answers = [_answer(name, found, settings, bounds) for name, found in loaded.items()]
+    written = _write(answers, bounds, reports)
     if as_json:
-        typer.echo(json.dumps(results[0] if len(results) == 1 else results))
-    verdicts = {result["verdict"] for result in results}
+        contents = [answer.content() for answer in answers]
+        typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        report.report(console, answers, lambda *each: replay_command(*each, bounds, reports), verbose=verbose)
+        for line in written:
+            console.print(line, markup=False)
+    verdicts = {answer.verdict for answer in answers}
     return next(code for verdict, code in EXIT_CODES.items() if verdict in verdicts)
 
 
@@ -75,103 +108,109 @@ def _load(name: str) -> Loaded | FsmSpecError:
         return error
 
 
-def _faulty(name: str, error: FsmSpecError) -> dict[str, Any]:
-    """Give a file that cannot be checked as JSON values."""
-    if isinstance(error, SpecFindings):
-        findings = [asdict(finding) for finding in error.findings]
-        return {"file": findings[0]["file"], "verdict": FAULTY, "findings": findings}
-    return {"file": name, "verdict": FAULTY, "findings": [], "error": str(error)}
-
-
-def _refuse_unknown(settings: Mapping[str, int], specs: Sequence[Spec]) -> None:
-    """Refuse a parameter that none of the specs has."""
+def _named(settings: Mapping[str, int], specs: Sequence[Spec]) -> dict[str, int]:
+    """Spell the parameters as the specs do, where only the case differs; refuse one that none of them has."""
     known = {name for spec in specs for name in spec.params}
-    for name in settings:
+    named: dict[str, int] = {}
+    for given, value in settings.items():
+        alike = [name for name in known if name.casefold() == given.casefold()]
+        name = given if given in known or len(alike) != 1 else alike[0]
         if specs and name not in known:
             told = ", ".join(spec.spec for spec in specs)
-            raise UserError(f"{told}: no parameter is called {name!r}{nearest(name, known)}")
+            raise UserError(f"{told}: no parameter is called {given!r}{nearest(given, known)}")
+        if named.setdefault(name, value) != value:
+            raise UserError(f"--set {given}={value}: {name} was set to {named[name]} before; give one value")
+    return named
 
 
-def _checked(
-    found: Loaded, settings: Mapping[str, int], policies: Sequence[str], most_states: int
-) -> Checked:
+def _answer(
+    name: str, found: Loaded | FsmSpecError, settings: Mapping[str, int], bounds: Bounds
+) -> Answer:
+    if isinstance(found, FsmSpecError):
+        return Answer(name, error=found)
     own = {name: value for name, value in settings.items() if name in found.spec.params}
-    table = table_of(found, own, check=True)
-    with _progress(found.spec.spec) as tick:
-        return check.check(table, policies, most_states, tick)
+    try:
+        table = compile_table(
+            found.spec, own, check=True, page_size=bounds.page_size, line_of=found.line_of
+        )
+        with _progress(found.spec.spec) as tick:
+            return Answer(name, found, check.check(table, bounds, tick), settings=own)
+    except FsmSpecError as error:
+        return Answer(name, found, error=error)
 
 
 @contextmanager
-def _progress(name: str) -> Iterator[Callable[[int], None] | None]:
-    """Show the states searched so far on a terminal's standard error."""
+def _progress(name: str) -> Iterator[Callable[[str], None] | None]:
+    """Show what is searched on a terminal's standard error."""
     if not sys.stderr.isatty():
         yield None
         return
     with Console(stderr=True).status(f"{name}: searching") as status:
-        yield lambda states: status.update(f"{name}: {states:,} states")
+        yield lambda search: status.update(f"{name}: {search}")
 
 
-def _print(console: Console, result: Checked, *, everything: bool) -> None:
-    total = sum(searched.states for searched in result.searches)
-    moves = sum(searched.transitions for searched in result.searches)
-    counts = f"{len(result.properties)} properties, {total:,} states, {moves:,} transitions"
-    verdict = (result.verdict, _STYLES[result.verdict])
-    console.print(Text.assemble((f"{result.spec}: ", "bold"), verdict, f"  {counts}, {result.seconds:.2f} s"))
-    for line in _bounds_lines(result):
-        console.print(f"  {line}", markup=False)
-    if everything:
-        for line in _search_lines(result):
-            console.print(line, style="dim", markup=False)
-        for decided in result.properties:
-            word = (f"{_WORDS[decided.verdict]:<13}", _STYLES[decided.verdict])
-            console.print(Text.assemble("  ", word, f"{decided.kind:<11} {decided.name}"))
-    _print_refuted(console, result)
-    if result.verdict == check.UNDETERMINED:
-        console.print("  A search was given up; a larger --max-states may decide it.")
+def _write(answers: Sequence[Answer], bounds: Bounds, reports: Reports) -> list[str]:
+    """Write the reports; gives a line for each."""
+    lines = []
+    if reports.junit:
+        _save(reports.junit, junit.junit(answers))
+        lines.append(f"wrote {reports.junit}")
+    files = reports.of_counterexamples
+    if not files:
+        return lines
+    first = next(_counterexamples(answers), None)
+    if first is None:
+        return [*lines, f"nothing is refuted by steps: {', '.join(map(str, files.values()))} not written"]
+    answer, decided = first
+    assert answer.found is not None
+    assert answer.result is not None
+    assert decided.counterexample is not None
+    table, file = answer.result.table, answer.found.file
+    record = recorded.record(table, decided.counterexample, file, answer.found.text)
+    command = search_command(answer, decided, bounds)
+    texts = {
+        "--trace": json.dumps(record, indent=1) + "\n",
+        "--sequence": sequence.mermaid(decided.counterexample),
+        "--pytest": pytest_case.case(record, decided.counterexample, command),
+    }
+    for option, path in files.items():
+        _save(path, texts[option])
+        lines.append(f"wrote {path}: {decided.name}")
+    return lines
 
 
-def _search_lines(result: Checked) -> list[str]:
-    rows = [["policy", "requests", "pages", "states", "transitions", "depth", ""]]
-    for searched in result.searches:
-        pages = "" if searched.pages is None else str(searched.pages)
-        counts = [f"{searched.states:,}", f"{searched.transitions:,}", str(searched.depth)]
-        ended = "" if searched.complete else "given up"
-        rows.append([searched.policy or "", str(searched.requests), pages, *counts, ended])
-    return columns(rows)
+def _counterexamples(answers: Sequence[Answer]) -> Iterator[tuple[Answer, Decided]]:
+    for answer in answers:
+        for decided in answer.result.refuted if answer.result else ():
+            if decided.counterexample:
+                yield answer, decided
 
 
-def _bounds_lines(result: Checked) -> list[str]:
-    """Print the bounds as a sentence; nothing is said beyond them."""
-    bounds = result.bounds
-    params = "".join(f", {name} = {value}" for name, value in bounds["params"].items())
-    lead = f"bounds: 1 and 2 requests{params}"
-    if bounds["pool"] is None:
-        return [f"{lead}; single events of each, interleaved; no pool, no scheduler"]
-    prompts, limits, pool = bounds["prompts"], bounds["limits"], bounds["pool"]
-    pages = " or ".join(map(str, pool["pages"]))
-    two = ", ".join(map(str, limits["2"]))
-    by_policy = bounds["prefill_tokens"]
-    tokens = ", ".join(f"{count} ({name})" for name, count in by_policy.items())
-    if len(set(by_policy.values())) == 1:
-        tokens = str(next(iter(by_policy.values())))
-    return [
-        f"{lead}; prompts of {prompts[0]} to {prompts[-1]} tokens, limits 0 to {limits['1'][-1]} (two: {two});",
-        f"        {pages} pages of {pool['page_size']} slots; abort at every round; rows an iteration {tokens}",
-    ]
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}; name another file") from error
 
 
-def _print_refuted(console: Console, result: Checked) -> None:
-    printed: list[object] = []
-    for decided in result.refuted:
-        console.print(
-            Text.assemble("\n  ", ("refuted ", "bold red"), (decided.name, "bold"), f"  ({decided.kind})")
-        )
-        example = decided.counterexample
-        if example is None:
-            console.print("    it never happens within the bounds")
-        elif (example.setting, example.steps) in printed:
-            console.print(f"    by the same steps as above; {example.why}", markup=False)
-        else:
-            printed.append((example.setting, example.steps))
-            for line in example.lines():
-                console.print(f"    {line}", markup=False)
+def replay_command(answer: Answer, decided: Decided, bounds: Bounds, reports: Reports) -> str:
+    """Give the command that replays a counterexample: from its file, else after the search that found it."""
+    if reports.trace:
+        return f"fsm-spec replay {shlex.quote(str(reports.trace))}"
+    return f"{search_command(answer, decided, bounds)} --trace found.json; fsm-spec replay found.json"
+
+
+def search_command(answer: Answer, decided: Decided, bounds: Bounds) -> str:
+    """Give the command that searches only where a counterexample was found."""
+    assert decided.counterexample is not None
+    setting = decided.counterexample.setting
+    policy = next(name for name in bounds.policies if load_policy(name).policy == setting.policy.policy)
+    words = ["fsm-spec", "check", answer.name]
+    words += ["--requests", str(setting.requests), "--pages", str(setting.pool.pages)]
+    words += ["--page-size", str(setting.pool.page_size), "--policy", policy]
+    words += [] if bounds.symmetry else ["--no-symmetry"]
+    words += [] if bounds.abort is None else ["--abort" if bounds.abort else "--no-abort"]
+    words += ["--chunks"] if bounds.chunks else []
+    for name, value in answer.settings.items():
+        words += ["--set", f"{name}={value}"]
+    return shlex.join(words)

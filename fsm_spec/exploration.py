@@ -1,0 +1,263 @@
+"""Explore what a composition reaches with the compiled search, and turn what it finds back into paths of states."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+
+from fsm_spec.composition import ENDED, Composition
+from fsm_spec.packed import ActionsPacking, RoundsPacking
+from fsm_spec.search import Fault, livelock, stuck
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from fsm_spec.composition import Interleaving, Move, State
+
+# Bytes that a search needs a state, at worst: its word, the hash set where it has just grown, and the array before.
+STATE_BYTES: Final = 120
+# Beyond so many moves a livelock is told by the first cycle found, as finding the nearest takes 16 bytes a move.
+MOST_EDGES: Final = 30_000_000
+# Sizes of the first search, and how they grow, where it is to end soon after the first fault.
+SMALL: Final = 1 << 10
+GROWTH: Final = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Say where a search gives up: states known, and bytes; and whether the first fault ends it."""
+
+    states: int
+    bytes: int
+    stop_first: bool = False
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Hold what the compiled search gives; `first` has by property the first state that breaks it, or -1."""
+
+    states: NDArray[np.int64]
+    moves: int
+    levels: NDArray[np.int64]
+    first: NDArray[np.int64]
+    shown: int
+    stuck: int
+    complete: bool
+
+
+class Exploration:
+    """Search a composition; `seconds` are from the first state to the last, compile time is apart."""
+
+    def __init__(
+        self, composed: Composition | Interleaving, limits: Limits, *, symmetry: bool = True
+    ) -> None:
+        self.composed = composed
+        self.symmetry = symmetry
+        self.packing: RoundsPacking | ActionsPacking
+        if isinstance(composed, Composition):
+            self.packing = RoundsPacking(
+                composed.automaton,
+                composed.policy,
+                composed.pool,
+                composed.requests,
+                composed.arrivals,
+                symmetry=symmetry,
+                abort=composed.abort,
+            )
+        else:
+            self.packing = ActionsPacking(composed, symmetry=symmetry)
+        self._rounds = isinstance(composed, Composition)
+        self.compile_seconds = self._compile()
+        started = time.perf_counter()
+        self.reached = self._search(limits)
+        self.seconds = time.perf_counter() - started
+        started = time.perf_counter()
+        self.cycle = self._cycle() if self.reached.complete and self._stopped() < 0 else None
+        self.liveness_seconds = time.perf_counter() - started
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        # Imported here: numba takes a third of a second to load.
+        from fsm_spec import compiled, paths
+
+        if self._rounds:
+            known = {
+                "search": compiled.search_rounds,
+                "cycle": compiled.cycle_of_rounds,
+                "parent": paths.parent_of_rounds,
+                "edges": paths.edges_of_rounds,
+            }
+        else:
+            known = {
+                "search": compiled.search_actions,
+                "cycle": compiled.cycle_of_actions,
+                "parent": paths.parent_of_actions,
+                "edges": paths.edges_of_actions,
+            }
+        function: Callable[..., Any] = known[name]
+        return function
+
+    def _compile(self) -> float:
+        """Run everything on the state in which all requests have ended: it has no moves, and is done at once."""
+        started = time.perf_counter()
+        from fsm_spec.hash_set import index_of
+
+        ended = self.packing.word((ENDED,) * self.composed.requests)
+        states = np.array([ended], np.int64)
+        self._function("search")(ended, *self.packing.model, 1)
+        self._function("cycle")(states, *index_of(states), *self.packing.model)
+        return time.perf_counter() - started
+
+    def _search(self, limits: Limits) -> Reached:
+        most = max(1, min(limits.states, limits.bytes // STATE_BYTES))
+        size = min(SMALL, most) if limits.stop_first else most
+        while True:
+            try:
+                reached = Reached(*self._function("search")(0, *self.packing.model, size))
+            except MemoryError:  # pragma: no cover - only where the machine has less than it says
+                size = most = size // 8
+                continue
+            if reached.complete or size == most or self._faulty(reached):
+                return reached
+            size = min(size * GROWTH, most)
+
+    @staticmethod
+    def _faulty(reached: Reached) -> bool:
+        return reached.stuck >= 0 or bool((reached.first >= 0).any())
+
+    def _stopped(self) -> int:
+        """Give the first state from which a request need not go on, without a longer cycle; -1 if there is none."""
+        bit = len(self.packing.sentences) - 1
+        found = [place for place in (self.reached.stuck, int(self.reached.first[bit])) if place >= 0]
+        return min(found, default=-1)
+
+    def _cycle(self) -> list[int]:
+        from fsm_spec.hash_set import index_of
+
+        words = index_of(self.reached.states)
+        cycle: list[int] = self._function("cycle")(self.reached.states, *words, *self.packing.model).tolist()
+        if cycle and self.reached.moves <= MOST_EDGES:
+            edges = self._function("edges")(
+                self.reached.states, *words, self.reached.moves, *self.packing.model
+            )
+            return nearest_cycle(*edges)
+        first = cycle.index(min(cycle)) if cycle else 0
+        return cycle[first:] + cycle[:first]
+
+    @property
+    def depth(self) -> int:
+        """Give the most moves that any state is away from the start."""
+        return len(self.reached.levels) - 1
+
+    @cached_property
+    def shown(self) -> frozenset[str]:
+        """Name the `sometimes` properties that were seen to hold."""
+        return frozenset(
+            name for bit, name in enumerate(self.packing.shows) if self.reached.shown >> bit & 1
+        )
+
+    @cached_property
+    def broken(self) -> dict[str, int]:
+        """Give the moves to where each broken property breaks."""
+        found = {}
+        liveness = self.packing.sentences[-1]
+        for bit, name in enumerate(self.packing.sentences):
+            place = self._stopped() if name == liveness else int(self.reached.first[bit])
+            if place >= 0:
+                found[name] = self._level(place)
+            elif name == liveness and self.cycle:
+                found[name] = self._level(self.cycle[0])
+        return found
+
+    def _level(self, place: int) -> int:
+        return int(np.searchsorted(self.reached.levels, place, side="right")) - 1
+
+    def fault(self, name: str) -> Fault:
+        """Show how a broken property breaks, on a shortest path."""
+        if name == self.packing.sentences[-1]:
+            return self._stop()
+        place = int(self.reached.first[self.packing.sentences.index(name)])
+        path = self._path(self._places(place))
+        for move in self.composed.moves(path[-1]):
+            if name in move.broken:
+                return Fault(path, move)
+        return Fault(path, None, "more is held than the pool has")
+
+    def _stop(self) -> Fault:
+        if self.cycle:
+            places = [*self._places(self.cycle[0]), *self.cycle[1:], self.cycle[0]]
+            return Fault(
+                self._path(places), None, livelock(len(self.cycle)), len(places) - 1 - len(self.cycle)
+            )
+        place = self._stopped()
+        path = self._path(self._places(place))
+        leaves = False
+        for move in self.composed.moves(path[-1]):
+            if move.lost and self.packing.sentences[-1] in move.broken:
+                return Fault(path, move)
+            leaves = leaves or (move.by_scheduler and not move.lost and move.after != path[-1])
+        return stuck(path, leaves=leaves)
+
+    def _places(self, place: int) -> list[int]:
+        """Walk the levels back from a state to the start; gives the places from the start on."""
+        states, levels = self.reached.states, self.reached.levels
+        places = [place]
+        while place:
+            level = self._level(place)
+            place = self._function("parent")(
+                states, levels[level - 1], levels[level], states[place], *self.packing.model
+            )
+            places.append(place)
+        return places[::-1]
+
+    def _path(self, places: list[int]) -> list[State]:
+        """Follow words by moves of the composition: with symmetry, one of several states stands behind a word."""
+        path = [self.composed.start]
+        for place in places[1:]:
+            path.append(self._move(path[-1], int(self.reached.states[place])).after)
+        return path
+
+    def _move(self, state: State, word: int) -> Move:
+        moves = [
+            move
+            for move in self.composed.moves(state)
+            if not move.lost and self.packing.word(move.after) == word
+        ]
+        return min(moves, key=lambda move: len(move.broken))
+
+
+def nearest_cycle(starts: NDArray[np.int64], targets: NDArray[np.int32]) -> list[int]:
+    """Give the shortest cycle through the first state that is on one, from that state on; nothing if there is none.
+
+    The moves of state `k` lead to `targets[starts[k] : starts[k + 1]]`; a move to the state itself is no cycle here.
+    """
+    size = len(starts) - 1
+    graph = csr_matrix((np.ones(len(targets), np.int8), targets, starts), (size, size))
+    _, labels = connected_components(graph, connection="strong")
+    cyclic = np.bincount(labels)[labels] > 1
+    if not cyclic.any():
+        return []
+    first = int(np.argmax(cyclic))
+    parents = {first: first}
+    queue = [first]
+    for node in queue:
+        for successor in targets[starts[node] : starts[node + 1]].tolist():
+            if successor == first and node != first:
+                way = [node]
+                while way[-1] != first:
+                    way.append(parents[way[-1]])
+                return way[::-1]
+            if labels[successor] == labels[first] and successor not in parents:
+                parents[successor] = node
+                queue.append(successor)
+    raise AssertionError(first)  # pragma: no cover - a state of a strong component has a way back
+
+
+__all__ = ["Exploration", "Limits", "Reached", "nearest_cycle"]

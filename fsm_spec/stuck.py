@@ -1,0 +1,92 @@
+"""Why requests are stuck: what each of them waits for, and what the pool has left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsm_spec import life_cycle
+from fsm_spec.composition import Composition, Held, Interleaving, State
+from fsm_spec.policy import fill_slots, longest_pages
+from fsm_spec.table import PREFILL, WAIT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+
+def stuck_reasons(
+    composed: Composition | Interleaving, state: State, looping: Collection[int] = ()
+) -> Iterator[str]:
+    """Say for every request that has not ended where it is, what it holds and what it lacks; then the pool.
+
+    `looping` are the requests that move on a cycle, if the state is on one.
+    """
+    free = composed.pool.pages - sum(entry.pages for entry in state if entry)
+    for request, entry in enumerate(state):
+        if entry is None or not entry.columns:
+            continue
+        where = f"request {request} is in {composed.automaton.state_of(entry.columns)}"
+        held = f" with {_pages(entry.pages)}" if entry.pages else ""
+        if looping:
+            reason = "it moves, but gets nowhere" if request in looping else "nothing moves it meanwhile"
+        else:
+            reason = _reason(composed, entry, free)
+        hopeless = _hopeless(composed, entry)
+        yield f"{where}{held}: {hopeless or reason}" if hopeless or reason else f"{where}{held}"
+    yield f"{_pages(free)} of {composed.pool.pages} {'is' if free == 1 else 'are'} free"
+
+
+def _reason(composed: Composition | Interleaving, entry: Held, free: int) -> str:
+    if isinstance(composed, Composition):
+        return _scheduled(composed, entry, free)
+    return "; ".join(_lacking(composed, entry, free)) or _waiting(composed, entry)
+
+
+def _scheduled(composed: Composition, entry: Held, free: int) -> str:
+    table, pool = composed.table, composed.pool
+    named = composed.automaton.columns(entry.columns)
+    state = table.states[entry.columns[0]]
+    if state.name == WAIT:
+        take = int(pool.pages_of(fill_slots(table, named["prompt"], named["emitted"])))
+        return f"admission takes {_pages(take)}, and policy {composed.policy.policy} does not admit it"
+    if state.name == PREFILL:
+        return ""
+    need = int(pool.pages_of(named["kv"] + state.peak))
+    return f"its round needs {_pages(need - entry.pages)} more" if need - entry.pages > free else ""
+
+
+def _lacking(composed: Interleaving, entry: Held, free: int) -> Iterator[str]:
+    """Name the events that wait for pages; nothing for a request that waits or can go on."""
+    events = [
+        (name, way)
+        for name, way in composed.events(entry.columns)
+        if name not in (life_cycle.ADMIT, life_cycle.PREEMPT, life_cycle.ABORT)
+    ]
+    if not events and composed.lives(entry.columns):
+        yield "no event leaves this state"
+    needs = {name: composed.pages(way.after) - entry.pages for name, way in events}
+    for name, need in needs.items():
+        if need > max(free, 0):
+            yield f"{name} needs {_pages(need)} more"
+
+
+def _waiting(composed: Interleaving, entry: Held) -> str:
+    if composed.lives(entry.columns):
+        return ""
+    return f"policy {composed.policy.policy} does not admit it"
+
+
+def _hopeless(composed: Composition | Interleaving, entry: Held) -> str:
+    """Tell of a request that no empty pool could hold."""
+    if isinstance(composed, Interleaving):
+        need = composed.longest
+    else:
+        named = composed.automaton.columns(entry.columns)
+        need = longest_pages(composed.table, composed.pool, named["prompt"], named["limit"])
+    pages = composed.pool.pages
+    if need <= pages:
+        return ""
+    return f"cannot make progress: it may need {_pages(need)}, and the pool has {pages} even when empty"
+
+
+def _pages(count: int) -> str:
+    return f"{count} page{'' if count == 1 else 's'}"
