@@ -164,9 +164,7 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
     return {name: round(value, 6) if name.endswith("seconds") else value for name, value in values.items()}
 
 
-def check(
-    table: Table, bounds: Bounds | None = None, tick: Callable[[str], None] | None = None
-) -> Checked:
+def check(table: Table, bounds: Bounds | None = None, tick: Callable[[str], None] | None = None) -> Checked:
     """Search all states within the bounds and decide every property.
 
     `tick` hears what is searched next. Raises UserError for bounds that make no sense, an unknown policy, or more

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command()(check)
 
 
-def check(  # noqa: PLR0913, PLR0917 - options of the command line
+def check(  # noqa: PLR0917 - options of the command line
     specs: Annotated[
         list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
     ],
@@ -41,7 +41,7 @@ def check(  # noqa: PLR0913, PLR0917 - options of the command line
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="reserve, holdback, preempt, greedy, or a policy file; reserve and holdback by default; may be repeated.",
+            help="reserve, holdback, preempt, greedy, or a policy file; reserve and holdback by default.",
             rich_help_panel=_BOUNDS,
         ),
     ] = None,
@@ -86,9 +86,7 @@ def check(  # noqa: PLR0913, PLR0917 - options of the command line
     ] = None,
     stop_first: Annotated[
         bool,
-        typer.Option(
-            "--stop-first", help="End at the first property that breaks.", rich_help_panel=_BOUNDS
-        ),
+        typer.Option("--stop-first", help="End at the first property that breaks.", rich_help_panel=_BOUNDS),
     ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List all properties and searches.")

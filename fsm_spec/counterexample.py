@@ -140,7 +140,8 @@ def explain(composed: Composition | Interleaving, name: str, fault: Fault) -> Co
     reasons: tuple[str, ...] = ()
     if last is None:
         why = fault.why
-        looping = {part.request for move in moves[fault.loop :] for part in move.parts} if fault.loop is not None else ()
+        repeated = [] if fault.loop is None else moves[fault.loop :]
+        looping = {part.request for move in repeated for part in move.parts}
         reasons = tuple(stuck_reasons(composed, path[-1], looping))
     else:
         last = _up_to(composed.automaton, last, name)
@@ -167,9 +168,7 @@ def _up_to(automaton: Automaton, move: Move, name: str) -> Move:
     return move._replace(parts=tuple(parts))
 
 
-def _steps(
-    composed: Composition | Interleaving, path: list[State], moves: list[Move]
-) -> list[StepShown]:
+def _steps(composed: Composition | Interleaving, path: list[State], moves: list[Move]) -> list[StepShown]:
     steps = []
     for number, (state, move) in enumerate(zip(path, moves, strict=False), start=1):
         owned = [entry.pages if entry else 0 for entry in state]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -16,8 +17,6 @@ from fsm_spec.packed import ActionsPacking, RoundsPacking
 from fsm_spec.search import Fault, livelock, stuck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from fsm_spec.composition import Interleaving, Move, State
@@ -53,6 +52,37 @@ class Reached:
     complete: bool
 
 
+class _Functions(NamedTuple):
+    """Hold the compiled functions of one kind of moves."""
+
+    search: Callable[..., Any]
+    cycle: Callable[..., Any]
+    parent: Callable[..., Any]
+    edges: Callable[..., Any]
+    index: Callable[..., Any]
+
+
+def _functions(*, rounds: bool) -> _Functions:
+    # numba takes a third of a second to load, which a faulty file need not wait for.
+    from fsm_spec import compiled, hash_set, paths  # noqa: PLC0415
+
+    if rounds:
+        return _Functions(
+            compiled.search_rounds,
+            compiled.cycle_of_rounds,
+            paths.parent_of_rounds,
+            paths.edges_of_rounds,
+            hash_set.index_of,
+        )
+    return _Functions(
+        compiled.search_actions,
+        compiled.cycle_of_actions,
+        paths.parent_of_actions,
+        paths.edges_of_actions,
+        hash_set.index_of,
+    )
+
+
 class Exploration:
     """Search a composition; `seconds` are from the first state to the last, compile time is apart."""
 
@@ -74,7 +104,6 @@ class Exploration:
             )
         else:
             self.packing = ActionsPacking(composed, symmetry=symmetry)
-        self._rounds = isinstance(composed, Composition)
         self.compile_seconds = self._compile()
         started = time.perf_counter()
         self.reached = self._search(limits)
@@ -83,36 +112,14 @@ class Exploration:
         self.cycle = self._cycle() if self.reached.complete and self._stopped() < 0 else None
         self.liveness_seconds = time.perf_counter() - started
 
-    def _function(self, name: str) -> Callable[..., Any]:
-        # Imported here: numba takes a third of a second to load.
-        from fsm_spec import compiled, paths
-
-        if self._rounds:
-            known = {
-                "search": compiled.search_rounds,
-                "cycle": compiled.cycle_of_rounds,
-                "parent": paths.parent_of_rounds,
-                "edges": paths.edges_of_rounds,
-            }
-        else:
-            known = {
-                "search": compiled.search_actions,
-                "cycle": compiled.cycle_of_actions,
-                "parent": paths.parent_of_actions,
-                "edges": paths.edges_of_actions,
-            }
-        function: Callable[..., Any] = known[name]
-        return function
-
     def _compile(self) -> float:
         """Run everything on the state in which all requests have ended: it has no moves, and is done at once."""
         started = time.perf_counter()
-        from fsm_spec.hash_set import index_of
-
+        self._run = _functions(rounds=isinstance(self.composed, Composition))
         ended = self.packing.word((ENDED,) * self.composed.requests)
         states = np.array([ended], np.int64)
-        self._function("search")(ended, *self.packing.model, 1)
-        self._function("cycle")(states, *index_of(states), *self.packing.model)
+        self._run.search(ended, *self.packing.model, 1)
+        self._run.cycle(states, *self._run.index(states), *self.packing.model)
         return time.perf_counter() - started
 
     def _search(self, limits: Limits) -> Reached:
@@ -120,7 +127,7 @@ class Exploration:
         size = min(SMALL, most) if limits.stop_first else most
         while True:
             try:
-                reached = Reached(*self._function("search")(0, *self.packing.model, size))
+                reached = Reached(*self._run.search(0, *self.packing.model, size))
             except MemoryError:  # pragma: no cover - only where the machine has less than it says
                 size = most = size // 8
                 continue
@@ -139,14 +146,10 @@ class Exploration:
         return min(found, default=-1)
 
     def _cycle(self) -> list[int]:
-        from fsm_spec.hash_set import index_of
-
-        words = index_of(self.reached.states)
-        cycle: list[int] = self._function("cycle")(self.reached.states, *words, *self.packing.model).tolist()
+        words = self._run.index(self.reached.states)
+        cycle: list[int] = self._run.cycle(self.reached.states, *words, *self.packing.model).tolist()
         if cycle and self.reached.moves <= MOST_EDGES:
-            edges = self._function("edges")(
-                self.reached.states, *words, self.reached.moves, *self.packing.model
-            )
+            edges = self._run.edges(self.reached.states, *words, self.reached.moves, *self.packing.model)
             return nearest_cycle(*edges)
         first = cycle.index(min(cycle)) if cycle else 0
         return cycle[first:] + cycle[:first]
@@ -159,9 +162,7 @@ class Exploration:
     @cached_property
     def shown(self) -> frozenset[str]:
         """Name the `sometimes` properties that were seen to hold."""
-        return frozenset(
-            name for bit, name in enumerate(self.packing.shows) if self.reached.shown >> bit & 1
-        )
+        return frozenset(name for bit, name in enumerate(self.packing.shows) if self.reached.shown >> bit & 1)
 
     @cached_property
     def broken(self) -> dict[str, int]:
@@ -211,7 +212,7 @@ class Exploration:
         places = [place]
         while place:
             level = self._level(place)
-            place = self._function("parent")(
+            place = self._run.parent(
                 states, levels[level - 1], levels[level], states[place], *self.packing.model
             )
             places.append(place)

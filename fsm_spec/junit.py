@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree as Xml
+from xml.etree import ElementTree as ET
 
 from fsm_spec import check
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 def junit(answers: Sequence[Answer]) -> str:
     """Write the answers: a refuted property failed, an undetermined one was skipped, a faulty file is an error."""
-    root = Xml.Element("testsuites", name="fsm-spec check")
+    root = ET.Element("testsuites", name="fsm-spec check")
     for answer in answers:
-        suite = Xml.SubElement(root, "testsuite", name=answer.found.file if answer.found else answer.name)
+        suite = ET.SubElement(root, "testsuite", name=answer.found.file if answer.found else answer.name)
         if answer.result:
             _cases(suite, answer.result)
         else:
-            case = Xml.SubElement(suite, "testcase", classname=answer.name, name="the file is well formed")
-            Xml.SubElement(case, "error", message="faulty").text = _clean(str(answer.error))
+            case = ET.SubElement(suite, "testcase", classname=answer.name, name="the file is well formed")
+            ET.SubElement(case, "error", message="faulty").text = _clean(str(answer.error))
         for kind, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
             suite.set(kind, str(len(suite.findall(f"testcase/{tag}"))))
         suite.set("tests", str(len(suite.findall("testcase"))))
-    Xml.indent(root)
-    return Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _cases(suite: Xml.Element, result: Checked) -> None:
+def _cases(suite: ET.Element, result: Checked) -> None:
     suite.set("time", f"{result.seconds:.6f}")
     for decided in result.properties:
-        case = Xml.SubElement(suite, "testcase", classname=result.table.name, name=decided.name)
+        case = ET.SubElement(suite, "testcase", classname=result.table.name, name=decided.name)
         if decided.verdict == check.REFUTED:
             example = decided.counterexample
-            failure = Xml.SubElement(case, "failure", message=example.why if example else "it never happens")
+            failure = ET.SubElement(case, "failure", message=example.why if example else "it never happens")
             failure.text = _clean("\n".join(example.lines()) if example else "")
         elif decided.verdict == check.UNDETERMINED:
-            Xml.SubElement(case, "skipped", message="undetermined within the bounds")
+            ET.SubElement(case, "skipped", message="undetermined within the bounds")
 
 
 def _clean(text: str) -> str:

@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fsm_spec.compiled import actions, compiled, rounds
 from fsm_spec.hash_set import place_of
+
+# What stands for it in the functions below is given to `compiled`.
+successors: Any = rounds
 
 
 def _parent(
@@ -31,7 +36,7 @@ def _parent(
     for at in range(begin, end):
         found = len(out) + 1
         while found > len(out):
-            found, _, _, _ = successors(  # noqa: F821 - given by `compiled`
+            found, _, _, _ = successors(
                 states[at], settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out
             )
             if found > len(out):
@@ -66,7 +71,7 @@ def _edges(
     for at in range(len(states)):
         found = len(out) + 1
         while found > len(out):
-            found, _, _, _ = successors(  # noqa: F821 - given by `compiled`
+            found, _, _, _ = successors(
                 states[at], settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out
             )
             if found > len(out):

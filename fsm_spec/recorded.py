@@ -44,8 +44,9 @@ class ReplayedSteps:
     def lines(self) -> list[str]:
         """Print the steps as the checker does."""
         rows = [["step", "who", "event", "states", "changes", "in use", "spec"]]
-        for step in self.steps:
-            rows.append([str(step.move), f"request {step.request}", *step_texts(step, self.pages)])
+        rows += [
+            [str(step.move), f"request {step.request}", *step_texts(step, self.pages)] for step in self.steps
+        ]
         reasons = [f"    {reason}" for reason in self.reasons]
         return [f"{self.property}: refuted; {self.setting}", *columns(rows), f"  {self.why}", *reasons]
 
@@ -84,14 +85,18 @@ def replay(data: Mapping[str, Any], name: str, spec: str | None = None) -> Repla
     Raises UserError for a file of another digest or a garbled one, TraceDivergence for a step the table does not take.
     """
     if data[KEY] != VERSION:
-        raise UserError(f"{name}: a counterexample of version {data[KEY]}; this program reads version {VERSION}")
+        raise UserError(
+            f"{name}: a counterexample of version {data[KEY]}; this program reads version {VERSION}"
+        )
     try:
         table = _table(data, name, spec)
         follow = _Steps(table, name)
         steps = tuple(follow.take(number, each) for number, each in enumerate(data["steps"], 1))
         pages = int(data["pool"]["pages"])
         texts = (str(data["property"]), str(data["setting"]))
-        return ReplayedSteps(table.name, table.digest, *texts, steps, pages, data["why"], tuple(data["reasons"]))
+        return ReplayedSteps(
+            table.name, table.digest, *texts, steps, pages, data["why"], tuple(data["reasons"])
+        )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise UserError(f"{name}: the counterexample lacks or garbles {error}") from None
 

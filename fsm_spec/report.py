@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from fsm_spec.check import Checked, Decided
     from fsm_spec.verdict import Answer
 
-_STYLES: Final = {check.PROVED: "green", check.REFUTED: "bold red", check.UNDETERMINED: "yellow", "faulty": "red"}
+_STYLES: Final = {
+    check.PROVED: "green",
+    check.REFUTED: "bold red",
+    check.UNDETERMINED: "yellow",
+    "faulty": "red",
+}
+# With so many limits or fewer they are listed.
+_FEW: Final = 3
 Command = Callable[["Answer", "Decided"], str]
 
 
@@ -37,7 +44,17 @@ def report(console: Console, answers: Sequence[Answer], command: Command, *, ver
 
 
 def _print_overview(console: Console, answers: Sequence[Answer]) -> None:
-    heads = ["spec", "verdict", "properties", "states", "transitions", "depth", "seconds", "pages", "parameters"]
+    heads = [
+        "spec",
+        "verdict",
+        "properties",
+        "states",
+        "transitions",
+        "depth",
+        "seconds",
+        "pages",
+        "parameters",
+    ]
     rows = [heads]
     for answer in answers:
         result = answer.result
@@ -72,9 +89,9 @@ def _print_overview(console: Console, answers: Sequence[Answer]) -> None:
 
 def _common_bounds(bounds: dict[str, Any]) -> list[str]:
     """Print what all specs of one run share."""
+    pages = f"pages as above, {bounds['page_size']} slots each; policies {', '.join(bounds['policies'])};"
     return [
-        f"bounds: {_listed(bounds['requests'])} requests in the pages above, {bounds['page_size']} slots each; "
-        f"policies {', '.join(bounds['policies'])};",
+        f"bounds: {_requests(bounds['requests'])}; {pages}",
         f"        {_switches(bounds)}; one spec alone, or --verbose, lists properties and limits",
     ]
 
@@ -95,9 +112,13 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def _print_whole(console: Console, result: Checked) -> None:
-    counts = f"{len(result.properties)} properties, {result.states:,} states, {result.transitions:,} transitions"
+    counts = (
+        f"{len(result.properties)} properties, {result.states:,} states, {result.transitions:,} transitions"
+    )
     verdict = (result.verdict, _STYLES[result.verdict])
-    console.print(Text.assemble((f"{result.table.name}: ", "bold"), verdict, f"  {counts}, {result.seconds:.2f} s"))
+    console.print(
+        Text.assemble((f"{result.table.name}: ", "bold"), verdict, f"  {counts}, {result.seconds:.2f} s")
+    )
     for line in _bounds_lines(result):
         console.print(f"  {line}", markup=False)
     for line in _search_lines(result):
@@ -117,24 +138,29 @@ def _print_whole(console: Console, result: Checked) -> None:
 def _bounds_lines(result: Checked) -> list[str]:
     """Print the bounds as a sentence; nothing is said beyond them."""
     bounds = result.bounds
-    requests = bounds["requests"]
-    plural = "" if requests == [1] else "s"
     params = "".join(f", {name} = {value}" for name, value in bounds["params"].items())
-    lines = [
-        f"bounds: {_listed(requests)} request{plural}{params}; {_listed(bounds['pages'])} pages of "
-        f"{bounds['page_size']} slots; policies {', '.join(bounds['policies'])};"
-    ]
+    pool = f"{_listed(bounds['pages'])} pages of {bounds['page_size']} slots"
+    policies = ", ".join(bounds["policies"])
+    lines = [f"bounds: {_requests(bounds['requests'])}{params}; {pool}; policies {policies};"]
     if "limits" in bounds:
         prompts = bounds["prompts"]
-        limits = {tuple(values): count for count, values in bounds["limits"].items()}
-        told = "; ".join(
-            f"{', '.join(map(str, values))}" if len(values) < 4 else f"{values[0]} to {values[-1]} for {count} alone"
-            for values, count in limits.items()
-        )
+        limits = dict.fromkeys(tuple(values) for values in bounds["limits"].values())
+        told = "; ".join(_limits(values, several=len(limits) > 1) for values in limits)
         lines.append(f"        prompts of {prompts[0]} to {prompts[-1]} tokens, limits {told};")
     else:
         lines.append("        single events of each, interleaved;")
     return [*lines, f"        {_switches(bounds)}"]
+
+
+def _requests(counts: Sequence[int]) -> str:
+    return f"{_listed(counts)} request{'' if list(counts) == [1] else 's'}"
+
+
+def _limits(values: Sequence[int], *, several: bool) -> str:
+    """Say which limits requests have: one alone has all up to some value, more have a few."""
+    if len(values) > _FEW:
+        return f"{values[0]} to {values[-1]}" + (" (one request alone)" if several else "")
+    return _listed(values)
 
 
 def _search_lines(result: Checked) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -94,7 +96,11 @@ def execute(
         typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        report.report(console, answers, lambda *each: replay_command(*each, bounds, reports), verbose=verbose)
+
+        def command(answer: Answer, decided: Decided) -> str:
+            return replay_command(answer, decided, bounds, reports)
+
+        report.report(console, answers, command, verbose=verbose)
         for line in written:
             console.print(line, markup=False)
     verdicts = {answer.verdict for answer in answers}
@@ -123,20 +129,29 @@ def _named(settings: Mapping[str, int], specs: Sequence[Spec]) -> dict[str, int]
     return named
 
 
-def _answer(
-    name: str, found: Loaded | FsmSpecError, settings: Mapping[str, int], bounds: Bounds
-) -> Answer:
+def _answer(name: str, found: Loaded | FsmSpecError, settings: Mapping[str, int], bounds: Bounds) -> Answer:
     if isinstance(found, FsmSpecError):
         return Answer(name, error=found)
     own = {name: value for name, value in settings.items() if name in found.spec.params}
     try:
-        table = compile_table(
-            found.spec, own, check=True, page_size=bounds.page_size, line_of=found.line_of
-        )
-        with _progress(found.spec.spec) as tick:
+        table = compile_table(found.spec, own, check=True, page_size=bounds.page_size, line_of=found.line_of)
+        with _interruptible(), _progress(found.spec.spec) as tick:
             return Answer(name, found, check.check(table, bounds, tick), settings=own)
     except FsmSpecError as error:
         return Answer(name, found, error=error)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the process at once: compiled code does not look for Python's interrupts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
