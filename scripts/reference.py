@@ -293,8 +293,15 @@ def options(function: Callable[..., Any]) -> str:
         kind, info = get_args(hints[name])[:2]
         argument = isinstance(info, typer.models.ArgumentInfo)
         spelled = info.metavar if argument else _spelled(name, info, kind)
-        rows.append([f"`{spelled}`", _default(parameter.default), info.help or ""])
+        default = _default(parameter.default) if "/" not in spelled else _of_two(spelled, parameter.default)
+        rows.append([f"`{spelled}`", default, info.help or ""])
     return table(["option", "default", "meaning"], rows)
+
+
+def _of_two(spelled: str, default: object) -> str:
+    """Give the spelling that stands for a default of an option with two spellings."""
+    yes, no = spelled.split("/")
+    return "" if default is None else f"`{yes if default else no}`"
 
 
 def _spelled(name: str, info: Any, kind: Any) -> str:  # noqa: ANN401 - of a class that typer does not name
