@@ -30,7 +30,7 @@ from fsm_spec.findings import SpecFindings
 from fsm_spec.load import find, loads
 from fsm_spec.piece import parse_piece
 from fsm_spec.policy import Plan, Policy, Pool, plan
-from fsm_spec.promela import interleaving
+from fsm_spec.promela import promela
 from fsm_spec.search import Fault, search
 from fsm_spec.table import Row, Table
 
@@ -314,7 +314,7 @@ def test_spin_finds_mutants_at_the_same_depth(name: str, tmp_path: Path) -> None
     table = compiled(changed(base_text(mutant), mutant.replace), mutant)
     if mutant.table is not None:
         table = mutant.table.applied(table)
-    model = interleaving(cast("Interleaving", composed(mutant, table, faulty=True)))
+    model = promela(cast("Interleaving", composed(mutant, table, faulty=True)))
     # Breadth first Spin takes no hidden variables; those of a step only widen its states. Of the assertions only
     # those of the property are left, so that a break is one of this property.
     lines = [line.replace("hidden ", "") for line in model.splitlines()]
