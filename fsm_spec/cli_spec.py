@@ -10,6 +10,8 @@ import typer
 
 from fsm_spec.errors import UserError
 
+# Processes of an exported model; its states are past counting long before.
+MOST_REQUESTS: Final = 16
 COMMANDS: Final = ("show", "export", "replay", "schema", "specs")
 
 
@@ -26,6 +28,9 @@ class Export(Enum):
     """Name the ways to export a table."""
 
     json = "json"
+    promela = "promela"
+    dot = "dot"
+    mermaid = "mermaid"
 
 
 SpecName = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped spec.")]
@@ -76,28 +81,69 @@ def show(
     command.show(spec, form.value, settings_of(settings), output)
 
 
-def export(
+def export(  # noqa: PLR0917 - options of the command line
     spec: SpecName,
-    form: Annotated[Export, typer.Option("--format", "-f", help="json: the compiled table.")] = Export.json,
+    form: Annotated[
+        Export,
+        typer.Option(
+            "--format",
+            "-f",
+            help="json: the compiled table; promela: a model for Spin; dot, mermaid: the diagram.",
+        ),
+    ] = Export.json,
     settings: Settings = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, max=MOST_REQUESTS, help="Promela: so many requests; 3 by default.")
+    ] = None,
+    pages: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Promela: the pool; by default a page less than the longest cases of all need."
+        ),
+    ] = None,
+    page_size: Annotated[
+        int | None, typer.Option("--page-size", min=1, help="Promela: slots a page; 2 by default.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Promela: an admission rule or a policy file; holdback by default.")
+    ] = None,
+    abort: Annotated[
+        bool | None,
+        typer.Option(help="Promela: a client may go away; on where the spec has forwards."),
+    ] = None,
+    chunks: Annotated[
+        bool | None, typer.Option("--chunks", help="Promela: prompts are cut beside running requests.")
+    ] = None,
     output: Output = None,
 ) -> None:
-    """Export the compiled table with its digest, and the line of the file for every row."""
+    """Export the compiled table with its digest and lines, its diagram, or a model of requests that share a pool."""
     from fsm_spec import command
 
-    command.export(spec, form.value, settings_of(settings), output)
+    given = {
+        "requests": requests, "pages": pages, "page_size": page_size, "abort": abort, "chunks": chunks,
+        "policies": (policy,) if policy else None,
+    }  # fmt: skip
+    bounds = {name: value for name, value in given.items() if value is not None}
+    command.export(spec, form.value, settings_of(settings), bounds, output)
 
 
 def replay(
     trace: Annotated[
-        Path, typer.Argument(metavar="TRACE", help="A trace file written by a simulation or a run.")
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="A trace file of a simulation or a run, or a counterexample file of check."
+        ),
     ],
+    spec: Annotated[
+        str | None,
+        typer.Option(help="Replay a counterexample against this spec; one with another digest is refused."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a trace against its spec: every step must be one that the table allows."""
+    """Replay a trace or a counterexample against its spec: every step must be one that the table allows."""
     from fsm_spec import command
 
-    command.replay(trace, as_json=as_json)
+    command.replay(trace, spec, as_json=as_json)
 
 
 def schema(

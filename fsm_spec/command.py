@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from fsm_spec import diagram, drawing
+from fsm_spec import diagram, drawing, recorded
 from fsm_spec import replay as traces
 from fsm_spec import schema as generated
 from fsm_spec import show as reading
@@ -40,14 +40,38 @@ def show(spec: str, form: str, settings: dict[str, int], output: Path | None) ->
     _write(writers[form](table), output)
 
 
-def export(spec: str, form: str, settings: dict[str, int], output: Path | None) -> None:
-    """Export a table; `json` is the only form so far."""
-    assert form == "json"
+def export(
+    spec: str, form: str, settings: dict[str, int], bounds: dict[str, Any], output: Path | None
+) -> None:
+    """Export a table as JSON, its diagram, or a model of requests in a pool; `bounds` are some of `check.Bounds`."""
     loaded = load(spec)
+    if form == "promela":
+        _write(_promela(loaded, settings, bounds), output)
+        return
+    if bounds:
+        option = "--" + next(iter(bounds)).replace("_", "-").replace("policies", "policy")
+        raise UserError(
+            f"{option} is about requests in a pool; --format {form} has none: add --format promela"
+        )
     table = table_of(loaded, settings)
-    content: dict[str, Any] = {"digest": table.digest, "file": loaded.file, **table.content()}
-    content["lines"] = [row.line for row in table.rows]
-    _write(json.dumps(content, indent=2) + "\n", output)
+    if form == "json":
+        content: dict[str, Any] = {"digest": table.digest, "file": loaded.file, **table.content()}
+        content["lines"] = [row.line for row in table.rows]
+        _write(json.dumps(content, indent=2) + "\n", output)
+    else:
+        _write({"mermaid": diagram.mermaid, "dot": diagram.dot}[form](table), output)
+
+
+def _promela(loaded: Loaded, settings: dict[str, int], given: dict[str, Any]) -> str:
+    """Write what `check` would search, for one policy, in Promela."""
+    # Imported here: they need most of the checker.
+    from fsm_spec.check import PAGE_SIZE, REQUESTS, Bounds, compositions
+    from fsm_spec.promela import promela
+
+    bounds = Bounds(**{"requests": REQUESTS, "policies": ("holdback",), **given})
+    page_size = given.get("page_size", PAGE_SIZE)
+    table = compile_table(loaded.spec, settings, check=True, page_size=page_size, line_of=loaded.line_of)
+    return promela(next(compositions(table, bounds)))
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -60,8 +84,15 @@ def _write(text: str, output: Path | None) -> None:
         raise UserError(f"{output} cannot be written: {error.strerror}; name another file") from error
 
 
-def replay(trace: Path, *, as_json: bool) -> None:
-    """Replay a trace and say what it holds."""
+def replay(trace: Path, spec: str | None, *, as_json: bool) -> None:
+    """Replay a counterexample step by step, or a trace, of which it says what it holds."""
+    found = recorded.read(trace)
+    if found is not None:
+        steps = recorded.replay(found, str(trace), spec)
+        typer.echo(json.dumps(steps.content()) if as_json else "\n".join(steps.lines()))
+        return
+    if spec is not None:
+        raise UserError(f"{trace} is a trace, which holds its spec; --spec is for counterexamples")
     done = traces.replay(trace)
     if as_json:
         typer.echo(json.dumps({"verdict": "allowed", **asdict(done)}))

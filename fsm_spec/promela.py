@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fsm_spec import life_cycle, properties
+from fsm_spec.composition import Interleaving
 from fsm_spec.expression import TRUE, Const, Expr, Op, interval, substitute, total
 from fsm_spec.policy import ADMISSIONS
+from fsm_spec.promela_rounds import rounds
 from fsm_spec.promela_steps import Step, Steps
 from fsm_spec.promela_text import FALSE, OPERATORS, all_of, any_of, comment, text_of, tidy
 from fsm_spec.scope import OWNED
@@ -20,7 +22,7 @@ from fsm_spec.table import END, WAIT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsm_spec.composition import Interleaving
+    from fsm_spec.composition import Composition
 
 # Policies under which a blocked request gives its pages back, as `Interleaving.moves` has it.
 _PREEMPTING: Final = [ADMISSIONS.index(name) for name in ("holdback", "preempt")]
@@ -250,6 +252,8 @@ def pool_text(page_size: int) -> str:
     )
 
 
-def promela(composed: Interleaving) -> str:
-    """Write the composition of an abstract model in Promela; its states are those of the compiled search."""
-    return _Writer(composed).text()
+def promela(composed: Composition | Interleaving) -> str:
+    """Write a composition in Promela; the states and transitions that Spin counts are those of the compiled search."""
+    if isinstance(composed, Interleaving):
+        return _Writer(composed).text()
+    return rounds(composed)

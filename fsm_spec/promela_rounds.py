@@ -1,7 +1,7 @@
 """Write requests that move by a scheduler's rounds as Promela: one process, one atomic step an iteration.
 
-The local automaton of a request goes in as arrays, the same that the compiled search reads (`packed.RoundsPacking`), and
-the scheduler as a translation of its own source (`promela_scheduler.py`).
+The local automaton of a request goes in as arrays, the same that the compiled search reads (`packed.RoundsPacking`),
+and the scheduler as a translation of its own source (`promela_scheduler.py`).
 Inside an atomic step Spin stores nothing, so that its states and transitions are those of the search, one to one.
 """
 
@@ -163,8 +163,12 @@ class _Writer:
         yield comment(f"{table.name}: {composed.requests} requests under a scheduler, in Promela.")
         yield comment(f"Exported by fsm-spec from the table {table.digest}.")
         yield comment(f"Parameters: {params}; prompt + limit of what arrives: {arrivals}.")
-        yield comment("Run: scripts/spin FILE. Every atomic step is one move: an arrival, an abort, an iteration.")
-        yield comment(f"Policy {composed.policy.policy}; K (pages) can be set with -D, and ABORT (1: a client may go).")
+        yield comment(
+            "Run: scripts/spin FILE. Every atomic step is one move: an arrival, an abort, an iteration."
+        )
+        yield comment(
+            f"Policy {composed.policy.policy}; K (pages) can be set with -D, and ABORT (1: a client may go)."
+        )
         yield ""
         for name, value in (("K", settings.pool_pages), ("ABORT", settings.abort)):
             yield from (f"#ifndef {name}", f"#define {name} {value}", "#endif")
@@ -190,7 +194,9 @@ class _Writer:
     def _arrays(self) -> Iterator[str]:
         """Write the local automaton; the arrays are constant, and hidden, so that they are no part of a state."""
         model = self.model
-        yield comment("The local automaton: what is known of each local state, by its code; 0 is a request not yet here.")
+        yield comment(
+            "The local automaton: what is known of each local state, by its code; 0 is a request not yet here."
+        )
         for code, values in enumerate(self.packing.values):
             columns = self.packing.automaton.columns(values) if values else {}
             state = self.packing.automaton.state_of(values) if values else ("absent", "ended")[code]
@@ -198,7 +204,9 @@ class _Writer:
             yield f"  {comment(f'{code}: {state} {rest}')}"
         for name in _FACTS:
             yield _array(f"{name}_at", model.local[:, Local._fields.index(name)].tolist())
-        yield comment("What a local state can do: lists of options, by the tokens that are prefilled; 0: it stays.")
+        yield comment(
+            "What a local state can do: lists of options, by the tokens that are prefilled; 0: it stays."
+        )
         yield _array("prefills_at", (model.prefills.ravel() + 1).tolist() or [0])
         yield _array("admits_at", (model.admits.ravel() + 1).tolist() or [0])
         yield _array("lists", model.lists.tolist())
@@ -212,9 +220,26 @@ class _Writer:
         yield comment("The state: local states, and pages that each request owns.")
         yield from ("short code_of[N];", "short pages_of[N];")
         yield comment("An iteration under way; all zero between moves.")
-        yield from ("short list_of[N];", "short to_code[N];", "short to_pages[N];", "short at;", "byte who;", "bit lost;")
+        yield from (
+            "short list_of[N];",
+            "short to_code[N];",
+            "short to_pages[N];",
+            "short at;",
+            "byte who;",
+            "bit lost;",
+        )
         yield comment("Values inside one step.")
-        scalars = ("lives", "waits", "request", "place", "local_", "held", "same", *self.decide.variables, "d_result")
+        scalars = (
+            "lives",
+            "waits",
+            "request",
+            "place",
+            "local_",
+            "held",
+            "same",
+            *self.decide.variables,
+            "d_result",
+        )
         yield from (f"hidden int {name};" for name in dict.fromkeys((*scalars, "d_promised", "d_budget")))
         arrays = (*(f"d_{name}" for name in _LIVE), "d_admit_tokens", *_QUEUE["queue"])
         yield from (f"hidden int {name}[N];" for name in (*arrays, "live_request", "waiting_request"))
@@ -245,9 +270,7 @@ class _Writer:
         yield from _indented(_PREPARE.splitlines(), 2)
         yield f"  {comment('policy.decide')}"
         yield from _indented(self.decide.statements(), 2)
-        choose = _CHOOSE.format(
-            preempted=policy.PREEMPTED, runs=policy.RUNS, pool=comment(properties.POOL)
-        )
+        choose = _CHOOSE.format(preempted=policy.PREEMPTED, runs=policy.RUNS, pool=comment(properties.POOL))
         yield from _indented(choose.splitlines(), 2)
         yield "};"
         yield from _OUTCOMES.splitlines()

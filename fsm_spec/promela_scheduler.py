@@ -1,4 +1,4 @@
-"""Translate the scheduler itself, `policy.decide`, to Promela: the part of Python that numba compiles, statement by statement.
+"""Translate the scheduler itself, `policy.decide`, to Promela: the part of Python that numba compiles.
 
 The exported model then has the decisions of the checker, the simulator and the executor, and cannot fall behind them.
 """
@@ -29,12 +29,18 @@ def tree_of(function: Callable[..., Any]) -> ast.FunctionDef:
 
 
 class Translation:
-    """Translate one function to statements; `lengths` say how `len` of an argument is written, `tuples` the columns
-    of a list of tuples. Names of integers in `policy` become their values; names of the function get a prefix.
+    """Translate one function to statements.
+
+    `lengths` say how `len` of an argument is written, `tuples` the columns of a list of tuples. Names of integers in
+    `policy` become their values; names of the function get a prefix.
     """
 
     def __init__(
-        self, function: Callable[..., Any], prefix: str, lengths: Mapping[str, str], tuples: Mapping[str, Sequence[str]]
+        self,
+        function: Callable[..., Any],
+        prefix: str,
+        lengths: Mapping[str, str],
+        tuples: Mapping[str, Sequence[str]],
     ) -> None:
         self.tree = tree_of(function)
         self.prefix = prefix
@@ -44,7 +50,11 @@ class Translation:
     @property
     def variables(self) -> list[str]:
         """List the scalars that the function assigns, arguments included, as they are written."""
-        assigned = [node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+        assigned = [
+            node.id
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        ]
         return [self.prefix + name for name in dict.fromkeys(assigned)]
 
     def statements(self) -> list[str]:
@@ -66,11 +76,13 @@ class Translation:
         yield from _indented(self._body(other) if other else ["skip"])
         yield "fi;"
 
-    def _statement(self, node: ast.stmt) -> Iterator[str]:
+    def _statement(self, node: ast.stmt) -> Iterator[str]:  # noqa: C901 - a case each kind of statement
         match node:
             case ast.Expr(value=ast.Constant()):
                 return
-            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Subscript(value=ast.Name(id=name), slice=at)):
+            case ast.Assign(
+                targets=[ast.Tuple(elts=names)], value=ast.Subscript(value=ast.Name(id=name), slice=at)
+            ):
                 for target, column in zip(names, self.tuples[name], strict=True):
                     yield f"{self._expression(target)} = {column}[{self._expression(at)}];"
             case ast.Assign(targets=[target], value=value):
@@ -101,9 +113,9 @@ class Translation:
         yield ":: else -> break"
         yield "od;"
 
-    def _expression(self, node: ast.expr) -> str:
+    def _expression(self, node: ast.expr) -> str:  # noqa: C901, PLR0911 - a case each kind of expression
         match node:
-            case ast.Constant(value=value):
+            case ast.Constant(value=int(value)):
                 return str(int(value))
             case ast.Name(id=name):
                 known = getattr(policy, name, None)
@@ -133,7 +145,9 @@ def macro_of(function: Callable[..., Any]) -> str:
     """Translate a function of plain values without loops to a macro."""
     translation = Translation(function, "", {}, {})
     arguments = ", ".join(arg.arg for arg in translation.tree.args.args)
-    return f"#define {function.__name__.upper()}({arguments}) {_value(translation, translation.tree.body, {})}"
+    return (
+        f"#define {function.__name__.upper()}({arguments}) {_value(translation, translation.tree.body, {})}"
+    )
 
 
 def _value(translation: Translation, body: Sequence[ast.stmt], known: dict[str, ast.expr]) -> str:
@@ -153,7 +167,7 @@ def _value(translation: Translation, body: Sequence[ast.stmt], known: dict[str, 
 
 def _replaced(node: ast.expr, known: Mapping[str, ast.expr]) -> ast.expr:
     class Names(ast.NodeTransformer):
-        def visit_Name(self, name: ast.Name) -> ast.expr:  # noqa: N802 - the name that ast gives it
+        def visit_Name(self, name: ast.Name) -> ast.expr:
             return known.get(name.id, name)
 
     replaced: ast.expr = Names().visit(node)
