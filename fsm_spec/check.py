@@ -45,7 +45,8 @@ class Bounds:
 
     `page_size` is read for specs with forwards; an abstract model has been compiled for a page size of its own.
     `abort`: requests may be given up at any point; None: where the spec has forwards. `chunks`: prompts are cut beside
-    running requests (a policy file's own token budget always counts). `max_states` and `max_memory` (megabytes; None:
+    running requests (a policy file's own token budget always counts). `lag`: rounds by which the host's view is late
+    (0 or 1; None: what the policy says). `max_states` and `max_memory` (megabytes; None:
     half of the machine's) end each search; `stop_first` ends all at the first property that breaks.
     """
 
@@ -56,6 +57,7 @@ class Bounds:
     symmetry: bool = True
     abort: bool | None = None
     chunks: bool = False
+    lag: int | None = None
     max_states: int = MOST_STATES
     max_memory: int | None = None
     stop_first: bool = False
@@ -66,6 +68,10 @@ class Bounds:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
+        if self.lag not in (None, 0, 1):
+            raise UserError(
+                f"the lag is {self.lag}; a host is 0 rounds late, or 1 with overlapped scheduling"
+            )
         if not self.policies:
             raise UserError("no policy is named; name reserve and holdback, for example")
 
@@ -206,16 +212,20 @@ def compositions(table: Table, bounds: Bounds) -> Iterator[Composition | Interle
     Where neither requests nor pages are given: one and two requests in a pool for one longest case, which they fight
     for, and three in a pool of what they need less one page. Else what is given, three requests and that pool if not.
     """
+    if bounds.lag and not table.contract:
+        raise UserError(
+            f"{table.name} is an abstract model: it has no rounds that a host could see late; drop the lag"
+        )
     automaton = Automaton(table)
     abort = bool(table.contract) if bounds.abort is None else bounds.abort
     page_size = bounds.page_size if table.contract else table.page_size
     chosen = bounds.requests is bounds.pages is None
     for requests in (1, 2, REQUESTS) if chosen else (bounds.requests or REQUESTS,):
-        longest = _longest(automaton, requests, page_size)
+        longest = _longest(automaton, requests, page_size, bounds.lag or 0)
         contended = chosen and requests < REQUESTS
         pages = bounds.pages or (longest if contended else max(longest, requests * longest - 1))
         for name in bounds.policies:
-            policy = _policy(table, name, chunks=bounds.chunks)
+            policy = _policy(table, name, bounds)
             if table.contract:
                 sizes = sizes_of(table, requests)
                 yield Composition(automaton, policy, Pool(pages, page_size), requests, sizes, abort=abort)
@@ -223,18 +233,20 @@ def compositions(table: Table, bounds: Bounds) -> Iterator[Composition | Interle
                 yield Interleaving(automaton, policy, Pool(pages, page_size), requests, abort=abort)
 
 
-def _longest(automaton: Automaton, requests: int, page_size: int) -> int:
+def _longest(automaton: Automaton, requests: int, page_size: int, lag: int) -> int:
     """Give the pages of the longest case of a request."""
     table = automaton.table
     if table.contract is None:
         return Interleaving(automaton, Policy(), Pool(1, table.page_size), 1).longest
-    return max(longest_pages(table, Pool(0, page_size), *sizes) for sizes in sizes_of(table, requests))
+    return max(longest_pages(table, Pool(0, page_size), *sizes, lag) for sizes in sizes_of(table, requests))
 
 
-def _policy(table: Table, name: str, *, chunks: bool) -> Policy:
+def _policy(table: Table, name: str, bounds: Bounds) -> Policy:
     """Give a policy; with `chunks`, one that is only named prefills so few tokens that prompts are cut."""
     policy = load_policy(name)
-    if not chunks or policy.policy != name or not table.contract:
+    if bounds.lag is not None:
+        policy = policy.model_copy(update={"lag": bounds.lag})
+    if not bounds.chunks or policy.policy != name or not table.contract:
         return policy
     tokens = int(block_rows(table).max()) + 1
     return policy.model_copy(update={"prefill": policy.prefill.model_copy(update={"tokens": tokens})})
@@ -268,7 +280,7 @@ def _told(table: Table, composed: list[Composition | Interleaving], bounds: Boun
         "symmetry": bounds.symmetry,
         "abort": composed[0].abort,
         "chunks": any(_cuts(each) for each in composed),
-        "lag": 0,
+        "lag": max(each.policy.lag for each in composed),
     }
     if table.contract:
         told["prompts"] = list(PROMPTS)

@@ -69,6 +69,13 @@ def check(  # noqa: PLR0917 - options of the command line
             rich_help_panel=_BOUNDS,
         ),
     ] = False,
+    lag: Annotated[
+        int | None,
+        typer.Option(
+            help="Rounds by which the scheduler sees requests late: 0, or 1 for overlapped scheduling.",
+            rich_help_panel=_BOUNDS,
+        ),
+    ] = None,
     max_states: Annotated[
         int | None,
         typer.Option(
@@ -130,6 +137,7 @@ def check(  # noqa: PLR0917 - options of the command line
         symmetry=symmetry,
         abort=abort,
         chunks=chunks,
+        lag=lag,
         max_memory=max_memory,
         stop_first=stop_first,
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from fsm_spec import life_cycle, properties
+from fsm_spec.lag import HostView
 from fsm_spec.oracle import holding
 from fsm_spec.policy import ADMISSIONS, Plan, Policy, Pool, Waiting, admits, plan
 from fsm_spec.table import END, WAIT
@@ -23,10 +24,19 @@ if TYPE_CHECKING:
 
 
 class Held(NamedTuple):
-    """Hold a request that has arrived and not ended: its columns and the pages it owns."""
+    """Hold a request that has arrived and not ended: its columns, its pages, and what a late host has seen of it.
+
+    `seen` is empty where the host sees the columns as they are.
+    """
 
     columns: Values
     pages: int = 0
+    seen: Values = ()
+
+    @property
+    def visible(self) -> Values:
+        """Give the columns as the host sees them."""
+        return self.seen or self.columns
 
 
 # A request that ended holds nothing and moves no more: all of them are one value, which keeps the state space small.
@@ -89,7 +99,8 @@ class Composition:
         self.abort = abort
         self.arrivals = [automaton.values(self.table.new_request(*sizes)) for sizes in arrivals]
         self._plans: dict[object, Plan] = {}
-        self._wait, self._end = self.table.codes[WAIT], self.table.codes[END]
+        self._wait = self.table.codes[WAIT]
+        self.view = HostView(automaton, policy.lag)
 
     @property
     def start(self) -> State:
@@ -114,14 +125,20 @@ class Composition:
     def _abort(self, state: State) -> Iterator[Move]:
         for index, entry in enumerate(state):
             if entry is not None and entry.columns:
-                (way, *_) = self.automaton.alone(entry.columns, life_cycle.ABORT)
+                (way, *_) = self._abandoned(entry.columns, life_cycle.ABORT)
                 part = Part(index, way.events, (entry.pages, entry.pages, 0))
                 yield Move((part,), _put(state, index, ENDED))
 
-    def _settled(self, values: Values, pages: int) -> Held:
-        if values[0] == self._end:
+    def _abandoned(self, columns: Values, event: str) -> Sequence[Way]:
+        """Give the ways of an abort or a preemption; a request that has ended unseen only goes."""
+        if self.view.done(columns):
+            return (self.view.dropped(columns),)
+        return self.automaton.alone(columns, event)
+
+    def _settled(self, values: Values, pages: int, seen: Values = ()) -> Held:
+        if self.view.done(values) and not seen:
             return ENDED
-        return Held(values, pages)
+        return Held(values, pages, seen)
 
     def _iterate(self, state: State) -> Iterator[Move]:
         """Yield the moves of one iteration: the plan, and every combination of what its requests can do."""
@@ -143,34 +160,38 @@ class Composition:
             assert entry is not None
             pages = int(decision.pages[place])
             if place in decision.preempt:
-                options.append(
-                    self._options(index, entry, self.automaton.alone(entry.columns, life_cycle.PREEMPT), 0)
-                )
+                ways = [(way, ()) for way in self._abandoned(entry.columns, life_cycle.PREEMPT)]
+                options.append(self._options(index, entry, ways, 0))
+            elif self.view.done(entry.columns):
+                options.append(self._options(index, entry, [(self.view.dropped(entry.columns), ())], pages))
             elif place in runs:
-                options.append(self._options(index, entry, self.automaton.round(entry.columns), pages))
+                ways = self.view.rounds(entry.columns, self.automaton.round(entry.columns))
+                options.append(self._options(index, entry, ways, pages))
             elif place in chunks:
-                options.append(
-                    self._options(index, entry, self.automaton.prefill(entry.columns, chunks[place]), pages)
-                )
+                ways = self.view.firsts(self.automaton.prefill(entry.columns, chunks[place]))
+                options.append(self._options(index, entry, ways, pages))
             else:
                 options.append([_Option(Held(entry.columns, pages), pages, None)])
         for index, pages, tokens in zip(queue, decision.admit, decision.admit_chunks, strict=False):
             entry = state[index]
             assert entry is not None
-            options.append(self._options(index, entry, self.automaton.admit(entry.columns, tokens), pages))
+            ways = self.view.firsts(self.automaton.admit(entry.columns, tokens))
+            options.append(self._options(index, entry, ways, pages))
         moving = live + queue[: len(decision.admit)]
         for choice in product(*options):
             yield self._move(state, moving, choice)
 
-    def _options(self, index: int, entry: Held, ways: Sequence[Way], pages: int) -> list[_Option]:
+    def _options(
+        self, index: int, entry: Held, ways: Sequence[tuple[Way, Values]], pages: int
+    ) -> list[_Option]:
         """Join ways that leave a request in one place with as many slots used; the first stands for all."""
         found: dict[tuple[object, ...], _Option] = {}
-        for way in ways:
+        for way, seen in ways:
             waits = way.after[0] == self._wait
             broken = way.broken
             if not way.lost and not waits and way.used > pages * self.pool.page_size:
                 broken = (*broken, properties.SLOTS)
-            after = self._settled(way.after, 0 if waits else pages)
+            after = self._settled(way.after, 0 if waits else pages, seen)
             part = Part(index, way.events, (entry.pages, pages, after.pages))
             key = (None if way.lost else after, way.used, frozenset(way.broken))
             known = found.setdefault(key, _Option(after, pages, part, broken, way.shown, way.lost))
@@ -182,7 +203,7 @@ class Composition:
         key = (tuple(live), tuple(entry.columns for entry in queue))
         if key not in self._plans:
             columns = {
-                name: np.array([entry.columns[place] for entry in live], np.int32)
+                name: np.array([entry.visible[place] for entry in live], np.int32)
                 for place, name in enumerate(self.automaton.names)
             }
             pages = np.array([entry.pages for entry in live], np.int32)

@@ -13,8 +13,19 @@ import numpy as np
 
 from fsm_spec import life_cycle, properties
 from fsm_spec.errors import UserError
-from fsm_spec.policy import ADMISSIONS, RESERVE, Policy, Pool, admits, block_rows, fill_slots, longest_pages
-from fsm_spec.table import END, PREFILL, WAIT
+from fsm_spec.lag import HostView
+from fsm_spec.policy import (
+    ADMISSIONS,
+    RESERVE,
+    Policy,
+    Pool,
+    admits,
+    block_rows,
+    fill_slots,
+    headroom,
+    longest_pages,
+)
+from fsm_spec.table import PREFILL, WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -129,26 +140,31 @@ class RoundsPacking:
         self.symmetry = symmetry
         # Code 0 is a request that has not arrived, code 1 one that has ended.
         self.values: list[Values] = [(), ()]
-        self.codes: dict[Values, int] = {}
+        # By code, what the host has seen where a lag hides the last round; and codes by both.
+        self.seen: list[Values] = [(), ()]
+        self.codes: dict[tuple[Values, Values], int] = {}
+        self.view = HostView(automaton, policy.lag)
         self.sentences = sentences_of(self.table)
         self.shows = list(self.table.sometimes)
         self._options = _Options()
         self.model = self._model([self._code(values) for values in arrivals], symmetry=symmetry, abort=abort)
 
-    def _code(self, values: Values) -> int:
-        if values[0] == self.table.codes[END]:
-            return 1
-        if values not in self.codes:
-            self.codes[values] = len(self.values)
+    def _code(self, values: Values, seen: Values = ()) -> int:
+        if self.view.done(values) and not seen:
+            return ENDED_CODE
+        key = (values, seen)
+        if key not in self.codes:
+            self.codes[key] = len(self.values)
             self.values.append(values)
-        return self.codes[values]
+            self.seen.append(seen)
+        return self.codes[key]
 
     def word(self, state: State) -> int:
         """Pack a state; with symmetry, requests that have ended come last."""
         shift = int(self.model.settings[Settings._fields.index("page_bits")])
         fields = []
         for entry in state:
-            code = ABSENT_CODE if entry is None else self.codes.get(entry.columns, ENDED_CODE)
+            code = ABSENT_CODE if entry is None else self.codes.get((entry.columns, entry.seen), ENDED_CODE)
             fields.append(code << shift | (entry.pages if entry else 0))
         if self.symmetry:
             ended = ENDED_CODE << shift
@@ -156,13 +172,13 @@ class RoundsPacking:
             fields = [*left, *[ended] * (len(fields) - len(left))]
         return _word(fields, self.model)
 
-    def _list(self, ways: Sequence[Way]) -> int:
+    def _list(self, ways: Sequence[tuple[Way, Values]]) -> int:
         """Add a list of options: ways that leave the request alike and use alike slots are one."""
         options = self._options
         merged: dict[tuple[int, int, int], int] = {}
-        for way in ways:
+        for way, seen in ways:
             broken = bits_of(way.broken, self.sentences)
-            target = LOST if way.lost else self._code(way.after)
+            target = LOST if way.lost else self._code(way.after, seen)
             key = (target, way.used, broken)
             merged[key] = merged.get(key, 0) | bits_of(way.shown, self.shows)
         for (target, used, broken), shown in merged.items():
@@ -195,7 +211,7 @@ class RoundsPacking:
             admission=ADMISSIONS.index(self.policy.admit),
             pool_pages=self.pool.pages,
             page_size=self.pool.page_size,
-            grow=int(self.pool.pages_of(self.table.peak)),
+            grow=int(self.pool.pages_of(int(headroom(self.table, self.policy.lag).max()))),
             mixed=self.policy.prefill.mixed,
             budget=self.policy.prefill.tokens,
             max_running=self.policy.max_running,
@@ -216,26 +232,40 @@ class RoundsPacking:
         """
         if code in (ABSENT_CODE, ENDED_CODE):
             return Local(status=ABSENT if code == ABSENT_CODE else ENDED), [], []
-        automaton, table, pool, values = self.automaton, self.table, self.pool, self.values[code]
-        columns = automaton.columns(values)
-        state = table.states[values[0]]
+        automaton, table, pool, view = self.automaton, self.table, self.pool, self.view
+        values = self.values[code]
+        # The scheduler decides by what it sees; what happens starts from what is.
+        visible = self.seen[code] or values
+        columns = automaton.columns(visible)
+        state = table.states[visible[0]]
         fill = fill_slots(table, columns["prompt"], columns["emitted"])
-        longest = longest_pages(table, pool, columns["prompt"], columns["limit"])
+        longest = longest_pages(table, pool, columns["prompt"], columns["limit"], self.policy.lag)
         budget = self.policy.prefill.tokens
         if state.name == WAIT:
             if columns["limit"] <= columns["emitted"]:
-                return Local(WAITING), [], [self._list(automaton.admit(values, 0))]
+                return Local(WAITING), [], [self._list(view.firsts(automaton.admit(values, 0)))]
             facts = Local(WAITING, longest, take=int(pool.pages_of(fill)), fill=fill)
-            lists = [self._list(automaton.admit(values, n)) for n in range(min(fill, budget) + 1)]
+            lists = [
+                self._list(view.firsts(automaton.admit(values, n))) for n in range(min(fill, budget) + 1)
+            ]
             return facts, [], lists
-        preempt = [self._list(automaton.alone(values, life_cycle.PREEMPT))]
+        if view.done(values):
+            # Ended unseen: whatever is planned for it, it goes.
+            preempt = [self._list([(view.dropped(values), ())])]
+            going = preempt
+        else:
+            preempt = [self._list([(way, ()) for way in automaton.alone(values, life_cycle.PREEMPT)])]
         if state.name == PREFILL:
             left = fill - columns["kv"]
-            lists = [self._list(automaton.prefill(values, n)) for n in range(1, min(left, budget) + 1)]
+            lists = [
+                self._list(view.firsts(automaton.prefill(values, n))) for n in range(1, min(left, budget) + 1)
+            ]
             return Local(PREFILLING, longest, left=left), [-1, *lists], preempt
-        need = int(pool.pages_of(columns["kv"] + state.peak))
-        rows = int(block_rows(table)[values[0]])
-        return Local(RUNNING, longest, need=need, rows=rows), [self._list(automaton.round(values))], preempt
+        need = int(pool.pages_of(columns["kv"] + headroom(table, self.policy.lag)[visible[0]]))
+        rows = int(block_rows(table)[visible[0]])
+        if not view.done(values):
+            going = [self._list(view.rounds(values, automaton.round(values)))]
+        return Local(RUNNING, longest, need=need, rows=rows), going, preempt
 
 
 def model(
