@@ -151,8 +151,8 @@ class Automaton:
             after = self.values(outcome.columns)
             done = Event(event, args, outcome.transition, values, after)
             broken = self.judge.broken(columns, args, outcome)
-            shown = () if broken else self.judge.shown(outcome.columns)
             lost = not properties.DEAD_ENDS.isdisjoint(broken)
+            shown = () if lost else self.judge.shown(outcome.columns)
             yield Way(after, (done,), self.judge.used(columns, outcome.columns), broken, shown, lost)
 
     def _arguments(

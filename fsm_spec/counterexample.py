@@ -63,8 +63,9 @@ class Setting:
     def __str__(self) -> str:
         """Say it in one line."""
         requests = f"{self.requests} request{'s' if self.requests > 1 else ''}"
-        pool = f"{_pages_text(self.pool.pages)} of {self.pool.page_size} slots"
-        return f"{requests}, policy {self.policy.policy}, {pool}"
+        slots = f"{self.pool.page_size} slot{'s' if self.pool.page_size > 1 else ''}"
+        pages = f"{self.pool.pages} page{'s' if self.pool.pages > 1 else ''}"
+        return f"{requests}, policy {self.policy.policy}, {pages} of {slots}"
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,3 @@ def refusal(automaton: Automaton, event: Event) -> str:
     except UnhandledEvent as error:
         return str(error)
     raise AssertionError(event)  # pragma: no cover - the automaton saw it refused
-
-
-def _pages_text(pages: int) -> str:
-    return f"{pages} page{'' if pages == 1 else 's'}"

@@ -89,7 +89,7 @@ def _print_overview(console: Console, answers: Sequence[Answer]) -> None:
 
 def _common_bounds(bounds: dict[str, Any]) -> list[str]:
     """Print what all specs of one run share."""
-    pages = f"pages as above, {bounds['page_size']} slots each; policies {', '.join(bounds['policies'])};"
+    pages = f"pages as above of {_slots(bounds)}; policies {', '.join(bounds['policies'])};"
     return [
         f"bounds: {_requests(bounds['requests'])}; {pages}",
         f"        {_switches(bounds)}; one spec alone, or --verbose, lists properties and limits",
@@ -139,7 +139,7 @@ def _bounds_lines(result: Checked) -> list[str]:
     """Print the bounds as a sentence; nothing is said beyond them."""
     bounds = result.bounds
     params = "".join(f", {name} = {value}" for name, value in bounds["params"].items())
-    pool = f"{_listed(bounds['pages'])} pages of {bounds['page_size']} slots"
+    pool = f"{_listed(bounds['pages'])} pages of {_slots(bounds)}"
     policies = ", ".join(bounds["policies"])
     lines = [f"bounds: {_requests(bounds['requests'])}{params}; {pool}; policies {policies};"]
     if "limits" in bounds:
@@ -150,6 +150,10 @@ def _bounds_lines(result: Checked) -> list[str]:
     else:
         lines.append("        single events of each, interleaved;")
     return [*lines, f"        {_switches(bounds)}"]
+
+
+def _slots(bounds: dict[str, Any]) -> str:
+    return f"{bounds['page_size']} slot{'' if bounds['page_size'] == 1 else 's'}"
 
 
 def _requests(counts: Sequence[int]) -> str:

@@ -156,12 +156,18 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[str], None] | None]:
-    """Show what is searched on a terminal's standard error."""
+    """Show what is searched on a terminal's standard error; a plain line, as an interrupt leaves it as it is."""
     if not sys.stderr.isatty():
         yield None
         return
-    with Console(stderr=True).status(f"{name}: searching") as status:
-        yield lambda search: status.update(f"{name}: {search}")
+    yield lambda search: _line(f"{name}: searching {search}")
+    _line("")
+
+
+def _line(text: str) -> None:
+    """Write over the last line of standard error."""
+    sys.stderr.write(f"\r\x1b[K{text}")
+    sys.stderr.flush()
 
 
 def _write(answers: Sequence[Answer], bounds: Bounds, reports: Reports) -> list[str]:
