@@ -154,6 +154,7 @@ class Mutant(BaseModel):
     page_size: int = 2
     arrivals: list[tuple[int, int]] = [(1, 4)]
     abort: bool = True
+    lag: int = 0
     spin: bool = False
     refutes: str | None = None
     also: list[str] = []
@@ -204,8 +205,8 @@ class Leaking(Composition):
             )
             yield move._replace(after=after)
 
-    def _settled(self, values: Values, pages: int) -> Held:
-        held = super()._settled(values, pages)
+    def _settled(self, values: Values, pages: int, seen: Values = ()) -> Held:
+        held = super()._settled(values, pages, seen)
         return held if held.columns or not self.finished else Held((), pages)
 
     def _iterate(self, state: State) -> Iterator[Move]:
@@ -247,14 +248,26 @@ def all_at_once(*args: Any) -> Plan:  # noqa: ANN401 - handed on
     return replace(decided, preempt=everybody, run=decided.run[:0], chunks=(), pages=decided.pages * 0)
 
 
-PLANS = {"a page less": a_page_less, "a page twice": a_page_twice, "all at once": all_at_once}
+def lag_ignored(table: Table, policy: Policy, *others: Any) -> Plan:  # noqa: ANN401 - handed on
+    """Plan for what the late host sees, as if nothing were in flight."""
+    return plan(table, policy.model_copy(update={"lag": 0}), *others)
+
+
+PLANS = {
+    "a page less": a_page_less,
+    "a page twice": a_page_twice,
+    "all at once": all_at_once,
+    "lag ignored": lag_ignored,
+}
 COMPOSITIONS = {"aborted requests keep pages": Leaking, "finished requests keep pages": LeakingAtEnd}
 
 
 def composed(mutant: Mutant, table: Table, *, faulty: bool) -> Composition | Interleaving:
     """Compose the requests of a mutant around a table."""
     name = mutant.policy if faulty or mutant.base_policy is None else mutant.base_policy
-    policy = Policy.model_validate({"policy": name, "admit": name, "prefill": {"tokens": mutant.prefill}})
+    policy = Policy.model_validate(
+        {"policy": name, "admit": name, "prefill": {"tokens": mutant.prefill}, "lag": mutant.lag}
+    )
     pool = Pool(mutant.pages, mutant.page_size)
     automaton = Automaton(table)
     if table.contract is None:
@@ -341,6 +354,7 @@ def base_of(mutant: Mutant) -> tuple[object, ...]:
         mutant.page_size,
         str(mutant.arrivals),
         mutant.abort,
+        mutant.lag,
         str(mutant.params),
     )
 
