@@ -114,6 +114,9 @@ def export(  # noqa: PLR0917 - options of the command line
     chunks: Annotated[
         bool | None, typer.Option("--chunks", help="Promela: prompts are cut beside running requests.")
     ] = None,
+    lag: Annotated[
+        int | None, typer.Option(min=0, max=1, help="Promela: rounds by which the host's view is late.")
+    ] = None,
     output: Output = None,
 ) -> None:
     """Export the compiled table with its digest and lines, its diagram, or a model of requests that share a pool."""
@@ -121,7 +124,7 @@ def export(  # noqa: PLR0917 - options of the command line
 
     given = {
         "requests": requests, "pages": pages, "page_size": page_size, "abort": abort, "chunks": chunks,
-        "policies": (policy,) if policy else None,
+        "lag": lag, "policies": (policy,) if policy else None,
     }  # fmt: skip
     bounds = {name: value for name, value in given.items() if value is not None}
     command.export(spec, form.value, settings_of(settings), bounds, output)

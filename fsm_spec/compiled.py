@@ -18,7 +18,7 @@ import numba
 import numpy as np
 
 from fsm_spec import policy
-from fsm_spec.hash_set import EMPTY, index_of, insert, place_of, rebuilt
+from fsm_spec.hash_set import empty, index_of, insert, place_of, rebuilt
 from fsm_spec.interleaved import actions, search_actions
 
 PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
@@ -55,7 +55,9 @@ decide = compiled(policy.decide, "decide", admits=admits)
 def _wider(array, count, size):
     """Give a longer array that starts with the same `count` elements."""
     longer = np.empty(size, array.dtype)
-    longer[:count] = array[:count]
+    # A loop, as numba takes seconds to compile the assignment of a slice.
+    for index in range(count):
+        longer[index] = array[index]
     return longer
 
 
@@ -237,10 +239,13 @@ def _search(start, settings, local, lists, options, prefills, admits_, arrivals,
     state that breaks it; the properties shown (bits); the first state that is stuck (-1: none); and whether all
     reachable states were searched.
     """
-    table = np.full(1 << 12, EMPTY, np.int64)
+    table = empty(1 << 12)
     states = np.empty(1 << 11, np.int64)
-    levels = np.zeros(1 << 8, np.int64)
-    first = np.full(63, -1, np.int64)
+    levels = np.empty(1 << 8, np.int64)
+    levels[0] = 0
+    first = np.empty(63, np.int64)
+    for bit in range(63):
+        first[bit] = -1
     out = np.empty(1 << 8, np.int64)
     states[0] = start
     insert(table, start)

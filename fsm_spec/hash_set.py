@@ -39,9 +39,18 @@ def insert(table, word):
 
 
 @numba.njit(cache=True)
+def empty(size):
+    """Give an empty hash set; a loop, as numba takes a second to compile `np.full`."""
+    table = np.empty(size, np.int64)
+    for at in range(size):
+        table[at] = EMPTY
+    return table
+
+
+@numba.njit(cache=True)
 def rebuilt(size, states, count):
     """Give a hash set of another size with the words of `states`."""
-    table = np.full(size, EMPTY, np.int64)
+    table = empty(size)
     for index in range(count):
         insert(table, states[index])
     return table
@@ -64,7 +73,7 @@ def index_of(states):
     size = 1 << 10
     while size < 2 * len(states):
         size *= 2
-    words = np.full(size, EMPTY, np.int64)
+    words = empty(size)
     places = np.empty(size, np.int32)
     mask = np.uint64(size - 1)
     for index in range(len(states)):

@@ -154,14 +154,16 @@ def test_a_planted_fault(common: Table, tmp_path: Path) -> None:
     assert ours(composed)[2]
 
 
+@pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("pages", [None, 3])
 @pytest.mark.parametrize(
     ("spec", "policy"), [("ar", "greedy"), ("ar", "preempt"), ("linear_spec", "holdback")]
 )
-def test_rounds_of_a_scheduler(spec: str, policy: str, pages: int | None, tmp_path: Path) -> None:
-    """The translated scheduler would decide otherwise than the scheduler."""
+def test_rounds_of_a_scheduler(spec: str, policy: str, pages: int | None, lag: int, tmp_path: Path) -> None:
+    """The translated scheduler would decide otherwise than the scheduler, or see requests as they are."""
     loaded = load(spec)
     table = compile_table(loaded.spec, check=True, line_of=loaded.line_of)
-    composed = next(compositions(table, Bounds(requests=2, pages=pages, policies=(policy,), chunks=True)))
+    bounds = Bounds(requests=2, pages=pages, policies=(policy,), chunks=True, lag=lag)
+    composed = next(compositions(table, bounds))
     states, transitions, errors = spin(promela(composed), tmp_path)
     assert ours(composed) == (states, transitions, errors > 0)
