@@ -99,7 +99,7 @@ def replay(trace: Path, spec: str | None, *, as_json: bool) -> None:
         return
     typer.echo(f"{trace}: every step is allowed by {done.spec} (table {done.digest[:12]})")
     counts = f"{done.steps:,} steps of {done.requests:,} requests, {done.ended:,} ended"
-    typer.echo(f"  {counts}, {done.emitted:,} tokens emitted; written by the {done.source}")
+    typer.echo(f"  {counts}, {done.emitted:,} tokens emitted; written by: {done.source}")
 
 
 def schema(*, only_compare: bool) -> None:

@@ -1,7 +1,7 @@
 """The life of a request, built into every table: wait, prefill, first token, preemption, abort, halt, end.
 
 A spec writes rounds only; these rows stand around them, so that no spec can get admission or re-prefill wrong
-(spec_language rules 2 and 3).
+(docs/language.md, life cycle).
 """
 
 from __future__ import annotations

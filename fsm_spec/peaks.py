@@ -1,6 +1,6 @@
 """Peaks and advances: the slots that a round needs above `kv`, and the tokens whose KV it commits at most.
 
-They are what the scheduler takes pages for at a round point (spec_language rule 4).
+They are what the scheduler takes pages for at a round point (docs/language.md, life cycle).
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def headroom(table: Table, lag: int = 0) -> NDArray[np.int32]:
     """Give by state code the slots above the `kv` that the scheduler sees which a round starting there needs.
 
     With a host lag of one round, `kv` and state are those before the round in flight: it may commit its most, and
-    the next one may start anywhere (spec_language rule 4).
+    the next one may start anywhere.
     """
 
     def by_state() -> NDArray[np.int32]:

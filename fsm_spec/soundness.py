@@ -126,7 +126,10 @@ class _Judge:
             if target.round and after != Const(0) and not self._settled(row, step, debt):
                 off = to_text(expression.substitute(after, {f"{name}'{depth}": Name(name) for name in fresh}))
                 broken = f"breaks the contract {self.table.contract}"
-                message = f"{broken}: the round keeps {off} more KV slots than it emits tokens"
+                if off.startswith("-") and off[1:].isdigit():
+                    message = f"{broken}: the round emits {off[1:]} more tokens than it keeps KV slots"
+                else:
+                    message = f"{broken}: the round keeps {off} more KV slots than it emits tokens"
                 yield self.paths[row.index], message
             elif not target.round and not target.built_in:
                 yield from self._round(row.target, after, depth + 1, met)

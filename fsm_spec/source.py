@@ -2,7 +2,7 @@
 
 Built on the event stream of PyYAML, so that an absurd file (expanding or cyclic anchors, deep nesting, megabytes)
 is refused while it is read, before anything of its size exists. Only `true` and `false` are truth values, integers
-are decimal, and everything else is a text; see rule 16 of the language.
+are decimal, and everything else is a text; so `on`, `off`, `no` and `y` are names.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class StatePlan:
     round: bool = False
     start: bool = False
     built_in: bool = False
-    # Slots above `kv` that the scheduler must own before a round starts here (spec_language rule 4).
+    # Slots above `kv` that the scheduler must own before a round starts here.
     peak: int = 0
     # Most tokens whose KV becomes committed in a round that starts here.
     advance: int = 0
@@ -91,7 +91,7 @@ class Row:
 
     All expressions read the columns before the event, and its arguments.
     The run of emitted tokens is cut at the first stop token and at the limit: where the cut ends the request the
-    target is `end` and `keep` shrinks by the tokens cut off (design decision of section 4).
+    target is `end` and `keep` shrinks by the tokens cut off.
     """
 
     index: int

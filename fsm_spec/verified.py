@@ -1,4 +1,4 @@
-"""Verified tokens: which carries and results are final, and that only such tokens are kept and emitted (rule 7).
+"""Verified tokens: which carries and results are final, and that only such tokens are kept and emitted.
 
 A token is final if it is the newest one, a sample of a clean row, an accept's next, or a draft within the accepted
 count. These rules follow tokens over the whole spec, so they are asked only where every name on the way is known.

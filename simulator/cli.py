@@ -39,7 +39,8 @@ def simulate(
     accept: Annotated[
         str | None,
         typer.Option(
-            help="Chance that each draft is accepted given all before: 0.8,0.7,0.6; or geometric:0.7."
+            help="Chance that each draft is accepted given all before: 0.8,0.7,0.6 or geometric:0.7; "
+            "or unconditional:0.8,0.56,0.3."
         ),
     ] = None,
     lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,

@@ -148,7 +148,7 @@ class CostModel:
         heads = self.model.num_attention_heads
         if self.tensor_parallel < 1 or heads % self.tensor_parallel:
             raise UserError(
-                f"--tensor-parallel {self.tensor_parallel} does not divide the {heads} attention"
+                f"--tp {self.tensor_parallel} does not divide the {heads} attention"
                 f" heads of {self.model.name};"
                 " give a divisor"
             )

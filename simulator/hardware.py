@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fsm_spec.simulator import catalogue
 from fsm_spec.simulator.curve import Curve
 
-# Where hardware.md has no kernel times: BLIS's rule of thumb is 60 to 85 % of bandwidth for tuned stacks,
+# Where no kernel times are published: BLIS's rule of thumb is 60 to 85 % of bandwidth for tuned stacks,
 # AIConfigurator's empirical mode takes 0.8 of it; the compute shares are the middle of the measured rows of
 # the catalogue.
 DEFAULT_GEMM_MFU = ((256.0, 0.6), (1024.0, 0.75))
@@ -101,9 +101,16 @@ class Efficiency(BaseModel):
 @cache
 def _catalogue() -> dict[str, Hardware]:
     """Read the shipped accelerators, in the order of the file."""
-    text = catalogue.folder().joinpath("hardware.yaml").read_text(encoding="utf-8")
-    document = yaml.safe_load(text)
+    document = _document()
     return {name: _read(name, entry, document["sources"]) for name, entry in document["gpus"].items()}
+
+
+@cache
+def _document() -> dict[str, Any]:
+    """Read the shipped file once; nobody changes what it gives."""
+    text = catalogue.folder().joinpath("hardware.yaml").read_text(encoding="utf-8")
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document
 
 
 def _read(name: str, entry: dict[str, Any], sources: dict[str, str]) -> Hardware:
@@ -115,7 +122,7 @@ def _read(name: str, entry: dict[str, Any], sources: dict[str, str]) -> Hardware
             values[field], origin[field] = pair["points"], sources[pair["source"]]
         elif field not in {"title", "aliases"}:
             values[field], origin[field] = pair[0], sources[pair[1]]
-    for field in DEFAULT_CURVES.keys() - values.keys():
+    for field in sorted(DEFAULT_CURVES.keys() - values.keys()):
         origin[field] = "default of the cost model: middle of the measured accelerators"
     return Hardware.model_validate({**values, "sources": origin})
 
@@ -123,8 +130,7 @@ def _read(name: str, entry: dict[str, Any], sources: dict[str, str]) -> Hardware
 @cache
 def _aliases() -> dict[str, tuple[str, ...]]:
     """Return the other spellings of each accelerator."""
-    text = catalogue.folder().joinpath("hardware.yaml").read_text(encoding="utf-8")
-    return {name: tuple(entry.get("aliases", ())) for name, entry in yaml.safe_load(text)["gpus"].items()}
+    return {name: tuple(entry.get("aliases", ())) for name, entry in _document()["gpus"].items()}
 
 
 def hardware_names() -> list[str]:

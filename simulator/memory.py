@@ -100,7 +100,7 @@ def plan_memory(
         raise UserError(
             f"{what} needs {_gib(weights + page_bytes)} for weights and one KV page on each"
             f" accelerator, but {where} leaves"
-            f" {_gib(max(0, budget))}; take --dtype fp8, --tensor-parallel {2 * tensor_parallel} or"
+            f" {_gib(max(0, budget))}; take --dtype fp8, --tp {2 * tensor_parallel} or"
             f" larger hardware"
         )
     return Memory(pages, options.page_size, page_bytes, weights, budget, given=False)

@@ -1,4 +1,4 @@
-"""Golden KV traces (algorithms.md 10.4): with given verdicts, columns and slots by kind move as published."""
+"""Golden KV traces of the published algorithms: with given verdicts, columns and slots by kind move as published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampled output: what is identical in any batch, pool and spec, and what only alone and in a batch (rule 15)."""
+"""Sampled output: what is identical in any batch, pool and spec, and what only alone and in a batch."""
 
 from __future__ import annotations
 

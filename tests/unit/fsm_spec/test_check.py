@@ -162,7 +162,7 @@ def test_shipped_specs_hold_with_chunks_and_every_policy(name: str) -> None:
     assert result.bounds["chunks"]
 
 
-# Verdict, states, transitions and depth with N requests and 3N pages: shared/models, five tools agree on them.
+# Verdict, states, transitions and depth with N requests and 3N pages: Spin, TLC, Murphi, Storm and a plain search agree on them.
 KVPOOL = {
     ("greedy", 2): (REFUTED, 276, 576, 14),
     ("greedy", 3): (REFUTED, 6080, 19890, 21),
@@ -327,7 +327,7 @@ MUTANTS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("uno_linear", "verify", "draft", {"target": "verify"}, properties.SLOTS),
     ("uno_linear", "verify", "draft", {"target": "end"}, properties.FINISH),
     ("uno_linear", "verify", "draft", {"target": "prefill"}, properties.ROUND),
-    ("isd", "cold", "verify", {"target": "cold"}, "a draft is accepted"),
+    ("isd", "cold", "verify", {"target": "cold"}, "drafts are judged"),
     # A draft that is never judged goes on for ever, between rounds and inside one.
     ("uno_linear", "verify", "draft", {"target": "verify", "keep": Const(0), "emit": 0}, ENDS),
     ("linear_spec", "draft", "verify", {"target": "draft"}, ENDS),
@@ -519,7 +519,7 @@ def test_expressions_name_states() -> None:
         load("isd")
         .text.replace("check:\n", "check:\n", 1)
         .replace(
-            'sometimes: {"a draft is accepted": "state == verify and emitted > 3"}',
+            'sometimes: {"drafts are judged": "state == verify"}',
             "sometimes: {one ends: state == end, one runs: state == verify}",
         )
     )

@@ -136,7 +136,7 @@ def test_adapter_split_and_formats_change_the_price() -> None:
     [
         ({"dtype": "fp8"}, "a100 has no fp8 units"),
         ({"dtype": "fp7"}, "--dtype fp7 is unknown; choose one of bf16, fp8, int4"),
-        ({"tensor_parallel": 3}, "--tensor-parallel 3 does not divide the 32 attention heads"),
+        ({"tensor_parallel": 3}, "--tp 3 does not divide the 32 attention heads"),
         ({"adapter_rank": -1}, "adapter rank -1 is negative"),
     ],
 )
