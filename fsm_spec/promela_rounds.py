@@ -17,6 +17,7 @@ from fsm_spec.promela_text import OPERATORS, comment
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from fsm_spec.automaton import Values
     from fsm_spec.composition import Composition
 
 # Columns of the scheduler's queue, as this model names them, and the lengths of its lists.
@@ -25,7 +26,7 @@ _LENGTHS: Final = {"need": "lives", "queue": "waits"}
 # What the scheduler reads and writes: an element a live request, or a waiting one.
 _LIVE: Final = ("running", "pages", "need", "left", "rows", "owned", "actions", "tokens")
 # Facts of a local state that the model reads.
-_FACTS: Final = ("status", "longest", "need", "left", "rows", "take", "fill")
+_FACTS: Final = ("status", "longest", "need", "left", "rows", "take", "fill", "sees")
 
 _PREPARE: Final = """\
 lives = 0; waits = 0; d_promised = 0; d_budget = BUDGET; request = 0;
@@ -72,7 +73,13 @@ do :: place < lives ->
     list_of[request] = prefills_at[local_ * PREFILLS_WIDTH + d_tokens[place]];
   :: else -> skip
   fi;
+  if :: list_of[request] == 0 ->
+    /* Nothing runs, and a late host catches up: a request that had ended unseen goes. */
+    to_code[request] = sees_at[local_]
+  :: else -> skip
+  fi;
   held = held + to_pages[request];
+  if :: status_at[to_code[request]] == ENDED -> to_pages[request] = 0 :: else -> skip fi;
   place++;
 :: else -> break
 od;
@@ -197,11 +204,8 @@ class _Writer:
         yield comment(
             "The local automaton: what is known of each local state, by its code; 0 is a request not yet here."
         )
-        for code, values in enumerate(self.packing.values):
-            columns = self.packing.automaton.columns(values) if values else {}
-            state = self.packing.automaton.state_of(values) if values else ("absent", "ended")[code]
-            rest = ", ".join(f"{name} {value}" for name, value in columns.items() if name != "state")
-            yield f"  {comment(f'{code}: {state} {rest}')}"
+        for code in range(len(self.packing.values)):
+            yield f"  {comment(f'{code}: {self._described(code)}')}"
         for name in _FACTS:
             yield _array(f"{name}_at", model.local[:, Local._fields.index(name)].tolist())
         yield comment(
@@ -215,6 +219,19 @@ class _Writer:
         yield _array("used_of", model.options[:, 1].tolist())
         yield _array("faults_of", model.options[:, 2].tolist())
         yield ""
+
+    def _described(self, code: int) -> str:
+        """Say in words what a local state is, and how a late host sees it."""
+        if code < 2:
+            return ("not yet here", "ended")[code]
+        known = self.packing.seen[code]
+        seen = f"; seen as {self._columns(known)}" if known else ""
+        return self._columns(self.packing.values[code]) + seen
+
+    def _columns(self, values: Values) -> str:
+        automaton = self.packing.automaton
+        columns = [f"{name} {value}" for name, value in automaton.columns(values).items() if name != "state"]
+        return f"{automaton.state_of(values)}: {', '.join(columns)}"
 
     def _variables(self) -> Iterator[str]:
         yield comment("The state: local states, and pages that each request owns.")
@@ -246,12 +263,11 @@ class _Writer:
         yield ""
 
     def _process(self) -> Iterator[str]:
-        codes = {values: code for code, values in enumerate(self.packing.values)}
         yield from ("active proctype Scheduler()", "{", "end:", "  do")
         for index in range(self.composed.requests):
             first = f"code_of[{index}] == 0" + (f" && code_of[{index - 1}] != 0" if index else "")
-            for values in self.composed.arrivals:
-                yield f"  :: d_step {{ {first} -> code_of[{index}] = {codes[values]} }} {comment('arrival')}"
+            for code in self.model.arrivals.tolist():
+                yield f"  :: d_step {{ {first} -> code_of[{index}] = {code} }} {comment('arrival')}"
         yield "#if ABORT"
         for index in range(self.composed.requests):
             yield (
