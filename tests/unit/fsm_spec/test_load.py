@@ -17,6 +17,7 @@ from fsm_spec.findings import SpecFindings
 from fsm_spec.load import dump, find, load, loads, shipped
 
 DATA = Path(__file__).resolve().parents[2] / "data"
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 TEXTS = [*(path.read_text() for path in shipped().values()), (DATA / "pool.yaml").read_text()]
 WORDS = sorted({word for text in TEXTS for word in re.findall(r"\w+|[^\w\s]", text)})
 STRANGE = ["-1", "0", "99999999999", "1.5", "null", "~", "true", "&a", "*a", "!x", "2097152", "a b", "é"]
@@ -25,7 +26,7 @@ STRANGE = ["-1", "0", "99999999999", "1.5", "null", "~", "true", "&a", "*a", "!x
 def test_six_mistakes_give_six_findings() -> None:
     """A person would have to run the loader six times, or would be told of faults that are none."""
     with pytest.raises(SpecFindings) as caught:
-        load(DATA / "six_mistakes.yaml")
+        load(EXAMPLES / "six_mistakes.yaml")
     assert [
         '3:19: lossless.claim: "samplng" is not known here; did you mean "sampling"?',
         "6:3: params.spare: the parameter spare is never read; remove it",
@@ -33,7 +34,7 @@ def test_six_mistakes_give_six_findings() -> None:
         '23:14: forwards.verify.ops[0].op: "acept" is not known here; did you mean "accept"?',
         '28:25: transitions[0].to: the state "verfiy" is not declared; did you mean "verify"?',
         "29:63: transitions[1].emit[0]: unexpected ')'",
-    ] == [str(finding).removeprefix(f"{DATA / 'six_mistakes.yaml'}:") for finding in caught.value.findings]
+    ] == [str(finding).removeprefix(f"{EXAMPLES / 'six_mistakes.yaml'}:") for finding in caught.value.findings]
 
 
 def test_loaded_specs_know_their_lines() -> None:
