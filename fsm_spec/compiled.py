@@ -11,15 +11,14 @@ and turns words back into states; `search.py` is the same search in plain Python
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
-import numba
 import numpy as np
 
 from fsm_spec import policy
 from fsm_spec.hash_set import empty, index_of, insert, place_of, rebuilt
 from fsm_spec.interleaved import actions, search_actions
+from fsm_spec.jit import compiled, jit
 
 PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
 # A model is a few plain arrays, as arrays by name in a tuple take numba ten times as long to compile.
@@ -27,7 +26,7 @@ PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
 (REQUESTS, BITS, PAGE_BITS, SYMMETRY, ABORT, ADMISSION, POOL_PAGES, PAGE_SIZE, GROW, MIXED, BUDGET, MAX_RUNNING,
  ENDED_CODE, POOL_BIT, SLOTS_BIT) = range(15)  # fmt: skip
 # What is known of a local state: columns of `local`.
-STATUS, LONGEST, PAGES, NEED, LEFT, ROWS, TAKE, FILL = range(8)
+STATUS, LONGEST, PAGES, NEED, LEFT, ROWS, TAKE, FILL, SEES = range(9)
 # Options of a request in an iteration, and edges of a single action: columns of `options` and of `edges`.
 TARGET, USED, FAULTS, SHOWS = range(4)
 # Rows of `scratch`, one element a request.
@@ -39,19 +38,11 @@ ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
 MOST_REQUESTS = 16
 
 
-def compiled(function: Any, name: str, **inner: Any) -> Any:  # noqa: ANN401 - numba's functions have no type
-    """Compile a plain function under a name of its own; `inner` gives the compiled functions that it calls."""
-    clone = FunctionType(function.__code__, {**function.__globals__, **inner}, name)
-    clone.__module__ = function.__module__
-    clone.__qualname__ = name  # the name in numba's cache
-    return numba.njit(cache=True)(clone)
-
-
 admits = compiled(policy.admits, "admits")
 decide = compiled(policy.decide, "decide", admits=admits)
 
 
-@numba.njit(cache=True)
+@jit()
 def _wider(array, count, size):
     """Give a longer array that starts with the same `count` elements."""
     longer = np.empty(size, array.dtype)
@@ -64,7 +55,7 @@ def _wider(array, count, size):
 # One iteration of the scheduler at a time --------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
+@jit()
 def _packed(settings, local, scratch):
     """Pack codes and pages; with symmetry, requests that have ended lose their places."""
     requests, bits, page_bits, ended = (
@@ -88,7 +79,7 @@ def _packed(settings, local, scratch):
     return word
 
 
-@numba.njit(cache=True)
+@jit()
 def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out):
     """Write the successors of a state to `out`: arrivals, aborts, and every outcome of one iteration.
 
@@ -165,7 +156,7 @@ def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, s
             return count, broken, shown, still or count == others
 
 
-@numba.njit(cache=True)
+@jit()
 def _planned(settings, local, prefills, admits_, scratch, queue):
     """Let the scheduler decide; give how many requests move, by which options, and the pages held meanwhile."""
     live, waiting, promised = 0, 0, 0
@@ -208,7 +199,10 @@ def _planned(settings, local, prefills, admits_, scratch, queue):
             option = prefills[code, scratch[TOKENS, place]]
         held += pages
         if option < 0:
-            scratch[OWNED, index] = pages
+            # Nothing runs, and a late host catches up: a request that had ended unseen goes.
+            code = local[code, SEES]
+            scratch[CODES, index] = code
+            scratch[OWNED, index] = 0 if local[code, STATUS] == ENDED else pages
             continue
         scratch[MOVER, moving], scratch[OPTION, moving], scratch[OPTION_PAGES, moving] = index, option, pages
         moving += 1

@@ -159,6 +159,7 @@ class Composition:
             entry = state[index]
             assert entry is not None
             pages = int(decision.pages[place])
+            ways: list[tuple[Way, Values]]
             if place in decision.preempt:
                 ways = [(way, ()) for way in self._abandoned(entry.columns, life_cycle.PREEMPT)]
                 options.append(self._options(index, entry, ways, 0))

@@ -215,6 +215,7 @@ class Exploration:
             place = self._run.parent(
                 states, levels[level - 1], levels[level], states[place], *self.packing.model
             )
+            assert place >= 0, "a state without a way to it"
             places.append(place)
         return places[::-1]
 

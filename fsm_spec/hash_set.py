@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from fsm_spec.jit import jit
 
 # A word that no state packs to: `packed.py` leaves the sign bit free.
 EMPTY = np.int64(-1)
 
 
-@numba.njit(cache=True, inline="always")
+@jit(inline="always")
 def mixed(word):
     """Mix the bits of a word (the finaliser of splitmix64)."""
     word = np.uint64(word)
@@ -23,7 +24,7 @@ def mixed(word):
     return word ^ (word >> np.uint64(31))
 
 
-@numba.njit(cache=True, inline="always")
+@jit(inline="always")
 def insert(table, word):
     """Put a word into the hash set; tell whether it is new."""
     mask = np.uint64(len(table) - 1)
@@ -38,7 +39,7 @@ def insert(table, word):
         at = (at + np.uint64(1)) & mask
 
 
-@numba.njit(cache=True)
+@jit()
 def empty(size):
     """Give an empty hash set; a loop, as numba takes a second to compile `np.full`."""
     table = np.empty(size, np.int64)
@@ -47,7 +48,7 @@ def empty(size):
     return table
 
 
-@numba.njit(cache=True)
+@jit()
 def rebuilt(size, states, count):
     """Give a hash set of another size with the words of `states`."""
     table = empty(size)
@@ -56,7 +57,7 @@ def rebuilt(size, states, count):
     return table
 
 
-@numba.njit(cache=True)
+@jit()
 def fill(table, states, count):
     """Put distinct words into an empty hash set."""
     mask = np.uint64(len(table) - 1)
@@ -67,7 +68,7 @@ def fill(table, states, count):
         table[at] = states[np.uint64(index)]
 
 
-@numba.njit(cache=True)
+@jit()
 def index_of(states):
     """Give a hash map from words to their places in `states`: (words, places)."""
     size = 1 << 10
@@ -85,7 +86,7 @@ def index_of(states):
     return words, places
 
 
-@numba.njit(cache=True, inline="always")
+@jit(inline="always")
 def place_of(words, places, word):
     """Give the place of a word that the map of `index_of` holds."""
     mask = np.uint64(len(words) - 1)

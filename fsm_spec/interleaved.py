@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from fsm_spec.hash_set import EMPTY, fill, mixed
+from fsm_spec.jit import jit
 
 Integers = NDArray[np.int64]
 
@@ -35,7 +35,7 @@ COUNT, AT, MOVES, LEVEL, LEVEL_END, SHOWN, STUCK, TOUCHED = PROGRESS
 PROPERTIES: Final = 63
 
 
-@numba.njit(cache=True, inline="always")
+@jit(inline="always")
 def _replaced(word, index, value, requests, bits):
     """Put a value in place of one field of a word whose fields are in order, and keep them so."""
     field = (np.int64(1) << bits) - 1
@@ -52,7 +52,7 @@ def _replaced(word, index, value, requests, bits):
     return below | (value << shift) | ((rest >> shift) << (shift + bits))
 
 
-@numba.njit(cache=True)
+@jit()
 def _all_ended(settings):
     """Give the word in which every request has ended."""
     word = np.int64(0)
@@ -61,7 +61,7 @@ def _all_ended(settings):
     return word
 
 
-@numba.njit(cache=True, inline="always")
+@jit(inline="always")
 def _expanded(word, settings, local, lists, changes, out, found):
     """Write the successors of a state to `out` from the place `found` on.
 
@@ -109,14 +109,14 @@ def _expanded(word, settings, local, lists, changes, out, found):
     return found, broken, shown, stirs != 0
 
 
-@numba.njit(cache=True)
+@jit()
 def actions(word, settings, local, lists, changes, prefills, admits, arrivals, scratch, queue, out):
     """Give the successors of one state as `compiled.rounds` does; the arguments that only rounds need are not read."""
     found, broken, shown, stirs = _expanded(word, settings, local, lists, changes, out, 0)
     return found, broken, shown, not stirs and word != _all_ended(settings)
 
 
-@numba.njit(cache=True)
+@jit()
 def _advance(progress, states, table, levels, first, out, places, settings, local, lists, changes, most):
     """Search on, level by level, until all is searched, `most` states are found, or an array is too small.
 

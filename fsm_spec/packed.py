@@ -93,6 +93,8 @@ class Local(NamedTuple):
     rows: int = 0
     take: int = 0
     fill: int = 0
+    # The code of the same request once the host has seen it as it is.
+    sees: int = 0
 
 
 def fit_word(requests: int, codes: int, page_bits: int) -> int:
@@ -251,21 +253,21 @@ class RoundsPacking:
             return facts, [], lists
         if view.done(values):
             # Ended unseen: whatever is planned for it, it goes.
-            preempt = [self._list([(view.dropped(values), ())])]
-            going = preempt
+            going = preempt = [self._list([(view.dropped(values), ())])]
         else:
+            going = []
             preempt = [self._list([(way, ()) for way in automaton.alone(values, life_cycle.PREEMPT)])]
         if state.name == PREFILL:
             left = fill - columns["kv"]
             lists = [
                 self._list(view.firsts(automaton.prefill(values, n))) for n in range(1, min(left, budget) + 1)
             ]
-            return Local(PREFILLING, longest, left=left), [-1, *lists], preempt
+            return Local(PREFILLING, longest, left=left, sees=code), [-1, *lists], preempt
         need = int(pool.pages_of(columns["kv"] + headroom(table, self.policy.lag)[visible[0]]))
         rows = int(block_rows(table)[visible[0]])
         if not view.done(values):
             going = [self._list(view.rounds(values, automaton.round(values)))]
-        return Local(RUNNING, longest, need=need, rows=rows), going, preempt
+        return Local(RUNNING, longest, need=need, rows=rows, sees=self._code(values)), going, preempt
 
 
 def model(

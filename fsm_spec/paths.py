@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fsm_spec.compiled import actions, compiled, rounds
+from fsm_spec.compiled import actions, rounds
 from fsm_spec.hash_set import place_of
+from fsm_spec.jit import compiled
 
 # What stands for it in the functions below is given to `compiled`.
 successors: Any = rounds

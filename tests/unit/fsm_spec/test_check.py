@@ -368,7 +368,7 @@ def test_holdings_of_abstract_models() -> None:
     kept = PHASES.replace(
         "kv: {committed: done}, ignore: [judge", "kv: {committed: done, scratch: 1}, ignore: [judge"
     )
-    assert [properties.COMMITTED_ONLY] == refuted(check(compile_table(loads(kept).spec, check=True)))
+    assert properties.COMMITTED_ONLY in refuted(check(compile_table(loads(kept).spec, check=True)))
     leaked = PHASES.replace("kv: {}, ignore", "kv: {committed: 1}, ignore")
     assert [properties.RELEASED] == refuted(check(compile_table(loads(leaked).spec, check=True)))
 
