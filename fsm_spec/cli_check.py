@@ -95,6 +95,21 @@ def check(  # noqa: PLR0917 - options of the command line
         bool,
         typer.Option("--stop-first", help="End at the first property that breaks.", rich_help_panel=_BOUNDS),
     ] = False,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[ARG=]RATES",
+            help="Print expected rounds, tokens and slots, given the chance that each draft is accepted, "
+            "e.g. 0.8,0.7,0.6; may be repeated.",
+            rich_help_panel=_REPORTS,
+        ),
+    ] = None,
+    expect_limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens of the request of --expect; 128 by default.", rich_help_panel=_REPORTS
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List all properties and searches.")
     ] = False,
@@ -143,5 +158,14 @@ def check(  # noqa: PLR0917 - options of the command line
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
     reports = Reports(junit, trace, sequence, pytest)
-    code = execute(specs, settings_of(settings), bounds, reports, verbose=verbose, as_json=as_json)
+    code = execute(
+        specs,
+        settings_of(settings),
+        bounds,
+        reports,
+        expect or (),
+        expect_limit,
+        verbose=verbose,
+        as_json=as_json,
+    )
     raise typer.Exit(code)

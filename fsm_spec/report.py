@@ -41,6 +41,10 @@ def report(console: Console, answers: Sequence[Answer], command: Command, *, ver
             if len(answers) == 1 or verbose:
                 _print_whole(console, answer.result)
             _print_refuted(console, answer, command, named=len(answers) > 1 and not verbose)
+        if answer.expected:
+            lead = f"{answer.result.table.name}: " if len(answers) > 1 and answer.result else ""
+            for index, line in enumerate(answer.expected.lines()):
+                console.print(f"  {lead if index == 0 else ''}{line}", markup=False)
 
 
 def _print_overview(console: Console, answers: Sequence[Answer]) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,7 @@ from fsm_spec.policy import load_policy
 
 if TYPE_CHECKING:
     from fsm_spec.check import Bounds, Checked, Decided
+    from fsm_spec.expect import Expected
     from fsm_spec.spec import Spec
 
 FAULTY: Final = "faulty"
@@ -56,17 +57,19 @@ class Answer:
     found: Loaded | None = None
     result: Checked | None = None
     error: FsmSpecError | None = None
+    expected: Expected | None = None
     settings: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
         """Give the verdict, or that the file is faulty."""
-        return self.result.verdict if self.result else FAULTY
+        return self.result.verdict if self.result and not self.error else FAULTY
 
     def content(self) -> dict[str, Any]:
         """Give the answer as JSON values."""
-        if self.result and self.found:
-            return {"file": self.found.file, **self.result.content()}
+        if self.result and self.found and not self.error:
+            expected = {"expected": self.expected.content()} if self.expected else {}
+            return {"file": self.found.file, **self.result.content(), **expected}
         if isinstance(self.error, SpecFindings):
             findings = [asdict(finding) for finding in self.error.findings]
             return {"file": findings[0]["file"], "verdict": FAULTY, "findings": findings}
@@ -78,18 +81,30 @@ def execute(
     settings: Mapping[str, int],
     bounds: Bounds,
     reports: Reports | None = None,
+    chances: Sequence[str] = (),
+    limit: int | None = None,
     *,
     verbose: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Check specs, print what was found, write the reports; gives the exit code."""
+    """Check specs, print what was found, write the reports; gives the exit code.
+
+    With `chances` of operator results, expected values of a request that emits `limit` tokens come beside.
+    """
+    if limit is not None and not chances:
+        raise UserError(
+            "--expect-limit says for how many tokens values are expected; give their chances by --expect"
+        )
     bounds.refuse_senseless()
     for policy in bounds.policies:
         load_policy(policy)
     loaded = {name: _load(name) for name in dict.fromkeys(names)}
     settings = _named(settings, [found.spec for found in loaded.values() if isinstance(found, Loaded)])
     reports = reports or Reports()
-    answers = [_answer(name, found, settings, bounds) for name, found in loaded.items()]
+    answers = [
+        _expected(_answer(name, found, settings, bounds), bounds, chances, limit)
+        for name, found in loaded.items()
+    ]
     written = _write(answers, bounds, reports)
     if as_json:
         contents = [answer.content() for answer in answers]
@@ -139,6 +154,20 @@ def _answer(name: str, found: Loaded | FsmSpecError, settings: Mapping[str, int]
             return Answer(name, found, check.check(table, bounds, tick), settings=own)
     except FsmSpecError as error:
         return Answer(name, found, error=error)
+
+
+def _expected(answer: Answer, bounds: Bounds, chances: Sequence[str], limit: int | None) -> Answer:
+    """Add the expected values, under the parameters given or the defaults: the small ones are for searching."""
+    if not (chances and answer.found and answer.result):
+        return answer
+    from fsm_spec.chances import chances_of  # noqa: PLC0415 - what few checks need
+    from fsm_spec.expect import LIMIT, expect  # noqa: PLC0415 - as above
+
+    try:
+        table = compile_table(answer.found.spec, answer.settings, page_size=bounds.page_size)
+        return replace(answer, expected=expect(table, chances_of(table, chances), limit or LIMIT))
+    except FsmSpecError as error:
+        return replace(answer, error=error)
 
 
 @contextmanager
