@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fsm_spec.oracle import Outcome
-    from fsm_spec.table import Row, Table
+    from fsm_spec.table import Row, StatePlan, Table
 
 CONTRACT: Final = {
     "pending": "at every round point kv = prompt + emitted - 1",
@@ -69,6 +69,8 @@ class Judge:
         if after["emitted"] > after["limit"]:
             found.append(LIMIT)
         state = self.table.states[after["state"]]
+        if self._idles(state, after):
+            found.append(RELEASED)
         # No event of a table with a contract is ignored, so that a row was taken.
         found += self._row_faults(before, self.table.rows[outcome.transition // 2], args, outcome)
         if state.round:
@@ -77,6 +79,14 @@ class Judge:
                 found.append(CONTRACT[self.table.contract])
             found += self._unheld(self.table.always, after)
         return tuple(found)
+
+    def _idles(self, state: StatePlan, after: Mapping[str, int]) -> bool:
+        """Tell whether a request holds slots though it waits or is done; a waiting one has no committed KV either."""
+        abstract = self.table.contract is None
+        if state.name not in (WAIT, END) and not (abstract and state.name == self.table.eventually):
+            return False
+        stale = not abstract and state.name == WAIT and after["kv"] > 0
+        return stale or any(holding(self.table, after).values())
 
     def _bounded(self, after: Mapping[str, int]) -> bool:
         if self.table.contract and (
@@ -90,7 +100,7 @@ class Judge:
         source, state = (self.table.states[columns["state"]] for columns in (before, after))
         held = {kind: evaluate(state.holding[kind], after) for kind in KINDS}
         found = [COMMITTED_ONLY] if state.round and (held["provisional"] or held["scratch"]) else []
-        if state.name == self.table.eventually and any(held.values()):
+        if self._idles(state, after):
             found.append(RELEASED)
         if not (source.round or source.name == WAIT) and self._pages(after) > self._pages(before):
             found.append(TAKEN)
