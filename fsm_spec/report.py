@@ -132,10 +132,11 @@ def _print_whole(console: Console, result: Checked) -> None:
         console.print(Text.assemble("  ", word, f"{decided.kind:<11} {decided.name}"))
     given_up = [searched for searched in result.searches if not searched.complete]
     if given_up and result.verdict == check.UNDETERMINED:
-        covered = max(searched.depth for searched in given_up)
+        covered = min(searched.depth for searched in given_up)
+        moves = f"{covered} move{'' if covered == 1 else 's'}"
         console.print(
-            f"  Given up: covered are all states less than {covered} moves from the start; "
-            "a larger --max-states or --max-memory may decide it."
+            f"  Given up: all states fewer than {moves} from the start are covered; "
+            "a larger --max-states or --max-memory may decide more."
         )
 
 

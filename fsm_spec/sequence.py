@@ -26,7 +26,7 @@ def mermaid(example: Counterexample) -> str:
             if example.loop is not None and number == example.loop:
                 lines.append("  loop for ever")
             number = step.move
-        lines += _step(step)
+        lines += _step(step, example.setting.pool.pages)
     if example.loop is not None:
         lines.append("  end")
     texts = [example.why, *example.reasons]
@@ -34,15 +34,15 @@ def mermaid(example: Counterexample) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _step(step: StepShown) -> Iterator[str]:
+def _step(step: StepShown, pool: int) -> Iterator[str]:
     sender = {ARRIVE: "C", ABORT: "C", ADMIT: "S", PREEMPT: "S"}.get(step.event, f"R{step.request}")
     line = f", line {step.line}" if step.line else ""
     yield f"  {sender}->>R{step.request}: {_text(event_text(step))} to {step.target}{line}"
     before, after = step.pages
     if after > before:
-        yield f"  P->>R{step.request}: {after - before} pages, {step.in_use} in use"
+        yield f"  P->>R{step.request}: takes {after - before}, {step.in_use} of {pool} in use"
     if after < before:
-        yield f"  R{step.request}->>P: {before - after} pages back, {step.in_use} in use"
+        yield f"  R{step.request}->>P: gives back {before - after}, {step.in_use} of {pool} in use"
     changes = ", ".join(f"{name} {old} to {new}" for name, (old, new) in step.changes.items())
     if changes:
         yield f"  Note over R{step.request}: {changes}"

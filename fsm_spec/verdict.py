@@ -261,6 +261,7 @@ def search_command(answer: Answer, decided: Decided, bounds: Bounds) -> str:
     words += [] if bounds.symmetry else ["--no-symmetry"]
     words += [] if bounds.abort is None else ["--abort" if bounds.abort else "--no-abort"]
     words += ["--chunks"] if bounds.chunks else []
+    words += [] if bounds.lag is None else ["--lag", str(bounds.lag)]
     for name, value in answer.settings.items():
         words += ["--set", f"{name}={value}"]
     return shlex.join(words)
