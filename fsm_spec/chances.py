@@ -1,6 +1,6 @@
 """Chances of an operator's counts as exact fractions: how many drafts are accepted, how many a lookup finds.
 
-The forms mean what the simulator's `--accept` means. Chances are read as decimal text, so that 0.7 is seven tenths.
+The simulator's `--accept` is read here too. Chances are read as decimal text, so that 0.7 is seven tenths.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fsm_spec.linear import bounds
 if TYPE_CHECKING:
     from fsm_spec.table import Table
 
+ACCEPT_FORMS: Final = "0.8,0.7,0.6, unconditional:0.8,0.56,0.3 or geometric:0.7"
 FORMS: Final = "0.8,0.7,0.6, unconditional:0.8,0.56,0.3, geometric:0.7 or all:0.6"
 # Longer words are read as a float: no person writes one, and its exact value would slow every sum down.
 _LONGEST_WORD: Final = 24
@@ -56,48 +57,62 @@ class Chances:
         return words if self.form == "each" else f"{self.form}:{words}"
 
 
-def parse_chances(text: str) -> Chances:
+@dataclass(frozen=True)
+class Option:
+    """Name the command line option that chances are given by, and the forms it takes."""
+
+    name: str
+    examples: str
+    single: tuple[Form, ...]
+
+
+EXPECT: Final = Option("--expect", FORMS, ("geometric", "all"))
+# The simulator's option: how many drafts are accepted; lookups have an option of their own there.
+ACCEPT: Final = Option("--accept", ACCEPT_FORMS, ("geometric",))
+
+
+def parse_chances(text: str, option: Option = EXPECT) -> Chances:
     """Read `0.8,0.7`, `unconditional:0.8,0.56` (never rising), `geometric:0.7` or `all:0.6`; raises UserError."""
     form, colon, rest = text.strip().partition(":")
     if not colon:
-        return Chances(_rates(form, text))
+        return Chances(_rates(form, text, option))
     if form == "unconditional":
-        return Chances(_conditional(_rates(rest, text), text))
-    if form not in ("geometric", "all"):
-        raise UserError(f'--expect "{text}": unknown form "{form}"; write {FORMS}')
-    rates = _rates(rest, text)
+        return Chances(_conditional(_rates(rest, text, option), text, option))
+    if form not in option.single:
+        raise UserError(f'{option.name} "{text}": unknown form "{form}"; write {option.examples}')
+    rates = _rates(rest, text, option)
     if len(rates) != 1:
         raise UserError(
-            f'--expect "{text}": {form} takes one rate, not {len(rates)}; write {form}:{float(rates[0]):g}'
+            f'{option.name} "{text}": {form} takes one rate, not {len(rates)}; write {form}:{float(rates[0]):g}'
         )
     return Chances(rates, "all" if form == "all" else "geometric")
 
 
-def _rates(words: str, text: str) -> tuple[Fraction, ...]:
+def _rates(words: str, text: str, option: Option) -> tuple[Fraction, ...]:
     rates = []
     for position, word in enumerate((part.strip() for part in words.split(",")), start=1):
         try:
             rate = float(word)
         except ValueError:
             raise UserError(
-                f'--expect "{text}": "{word}" at position {position} is no number; write {FORMS}'
+                f'{option.name} "{text}": "{word}" at position {position} is no number; write {option.examples}'
             ) from None
         if not 0 <= rate <= 1:
             raise UserError(
-                f'--expect "{text}": {word} at position {position} lies outside 0 to 1; give chances'
+                f'{option.name} "{text}": {word} at position {position} lies outside 0 to 1; give chances'
             )
         plain = len(word) <= _LONGEST_WORD and "e" not in word.casefold()
         rates.append(Fraction(word) if plain else Fraction(rate))
     return tuple(rates)
 
 
-def _conditional(survival: Sequence[Fraction], text: str) -> tuple[Fraction, ...]:
+def _conditional(survival: Sequence[Fraction], text: str, option: Option) -> tuple[Fraction, ...]:
     """Turn the chances that a draft and all before it are taken into chances given all before it."""
     before, rates = Fraction(1), []
     for position, chance in enumerate(survival, start=1):
         if chance > before:
             raise UserError(
-                f'--expect "{text}": {float(chance):g} at position {position} rises above {float(before):g}; '
+                f'{option.name} "{text}": {float(chance):g} at position {position} rises above {float(before):g}; '
                 "unconditional rates cannot rise, so give conditional ones without the word"
             )
         rates.append(chance / before if before else Fraction(0))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fsm_spec.chances import ACCEPT, parse_chances
 from fsm_spec.errors import UserError
 from fsm_spec.simulator import draws
-
-FORMS = "0.8,0.7,0.6, unconditional:0.8,0.56,0.3 or geometric:0.7"
 
 
 @dataclass(frozen=True)
@@ -75,50 +72,5 @@ def parse_accept(text: str, seed: int = 0) -> Acceptance:
 
     Raises UserError for anything else, and for chances outside 0..1.
     """
-    form, colon, rest = text.strip().partition(":")
-    if not colon:
-        return Acceptance(_rates(form, text), seed=seed)
-    if form == "geometric":
-        rates = _rates(rest, text)
-        if len(rates) != 1:
-            raise UserError(
-                f'--accept "{text}": geometric takes one rate, not {len(rates)}; write geometric:{rates[0]:g}'
-            )
-        return Acceptance(rates, geometric=True, seed=seed)
-    if form == "unconditional":
-        return Acceptance(_conditional(_rates(rest, text), text), seed=seed)
-    raise UserError(f'--accept "{text}": unknown form "{form}"; write {FORMS}')
-
-
-def _rates(words: str, text: str) -> tuple[float, ...]:
-    """Read numbers in 0..1 separated by commas."""
-    rates = []
-    for i, word in enumerate(words.split(",")):
-        try:
-            rate = float(word)
-        except ValueError:
-            raise UserError(
-                f'--accept "{text}": "{word.strip()}" at position {i + 1} is no number; write {FORMS}'
-            ) from None
-        if not 0 <= rate <= 1:
-            raise UserError(
-                f'--accept "{text}": {word.strip()} at position {i + 1} lies outside 0 to 1; give chances'
-            )
-        rates.append(rate)
-    return tuple(rates)
-
-
-def _conditional(survival: Sequence[float], text: str) -> tuple[float, ...]:
-    """Turn survival chances into chances given that all drafts before were accepted."""
-    before = 1.0
-    rates = []
-    for i, chance in enumerate(survival):
-        if chance > before:
-            raise UserError(
-                f'--accept "{text}": {chance:g} at position {i + 1} rises above {before:g};'
-                f" unconditional rates cannot"
-                " rise, so give conditional ones without the word"
-            )
-        rates.append(chance / before if before > 0 else 0.0)
-        before = chance
-    return tuple(min(1.0, rate) if math.isfinite(rate) else 0.0 for rate in rates)
+    chances = parse_chances(text, ACCEPT)
+    return Acceptance(tuple(map(float, chances.rates)), geometric=chances.form == "geometric", seed=seed)

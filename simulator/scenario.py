@@ -9,11 +9,12 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from fsm_spec.chances import ACCEPT_FORMS
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import Policy, Pool, load_policy, refuse_impossible
-from fsm_spec.simulator.acceptance import FORMS, Acceptance, parse_accept
+from fsm_spec.simulator.acceptance import Acceptance, parse_accept
 from fsm_spec.simulator.backend import Laws, most_drafts
 from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import Hardware, load_hardware
@@ -222,7 +223,7 @@ def _acceptance(scenario: Scenario, table: Table) -> Acceptance | None:
         if drafts:
             raise UserError(
                 f"{table.name} judges {drafts} draft{plural} a round, and a simulator does not know how many are"
-                f" accepted; give --accept with {drafts} rate{plural}, or as {FORMS}"
+                f" accepted; give --accept with {drafts} rate{plural}, or as {ACCEPT_FORMS}"
             )
         return None
     acceptance = parse_accept(scenario.accept, scenario.seed)
