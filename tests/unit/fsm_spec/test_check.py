@@ -162,7 +162,8 @@ def test_shipped_specs_hold_with_chunks_and_every_policy(name: str) -> None:
     assert result.bounds["chunks"]
 
 
-# Verdict, states, transitions and depth with N requests and 3N pages: Spin, TLC, Murphi, Storm and a plain search agree on them.
+# Verdict, states, transitions and depth with N requests and 3N pages; Spin, TLC, Murphi, Storm and a plain search
+# agree on them.
 KVPOOL = {
     ("greedy", 2): (REFUTED, 276, 576, 14),
     ("greedy", 3): (REFUTED, 6080, 19890, 21),
@@ -278,6 +279,12 @@ def test_bounds_are_reported() -> None:
     }
     assert expected == checked("uno_linear").bounds
     assert (0, 2, 4) == limits_of(compiled("ar"), 2)
+
+
+def test_an_abstract_model_has_no_lag() -> None:
+    """Single events have no rounds that a host could see late."""
+    with pytest.raises(UserError, match="phases is an abstract model: it has no rounds"):
+        check(compiled("phases"), Bounds(lag=1))
 
 
 def test_bounds_that_are_given_stand_alone() -> None:

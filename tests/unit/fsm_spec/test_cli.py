@@ -231,6 +231,28 @@ def test_check_of_several_specs_fits_one_screen() -> None:
     )
 
 
+def test_check_of_several_specs_names_faulty_ones(faulty: str) -> None:
+    """A faulty file has its line among the others, and its findings behind them."""
+    done = run("check", "ar", faulty)
+    assert done.code == 2
+    assert [faulty, "faulty"] == done.out.splitlines()[2].split()
+    assert f"\n{faulty}:1:" in done.out or f"\n{faulty}:2:" in done.out
+    done = run("check", faulty, faulty, "missing")
+    assert done.code == 2
+    assert "bounds" not in done.out
+
+
+def test_the_command_that_replays_repeats_the_question() -> None:
+    """Options that change what is searched stand in the command; so do parameters."""
+    done = run(
+        "check", "linear_spec", "--policy", "greedy", "--no-symmetry", "--no-abort", "--chunks", "--lag", "1",
+        "--set", "b=3", "--requests", "2", "--pages", "6",
+    )  # fmt: skip
+    assert done.code == 1
+    command = "fsm-spec check linear_spec --requests 2 --pages 6 --page-size 2 --policy greedy"
+    assert f"  replay: {command} --no-symmetry --no-abort --chunks --lag 1 --set b=3 --trace" in done.out
+
+
 def test_check_says_which_freedoms_were_on() -> None:
     """Abort, chunks, lag and symmetry are listed as they were."""
     done = run(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fsm_spec import exploration
+from fsm_spec import exploration, properties
 from fsm_spec.automaton import Automaton
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Composition
+from fsm_spec.composition import Composition, Interleaving
 from fsm_spec.exploration import Exploration, Limits, nearest_cycle
 from fsm_spec.load import load
 from fsm_spec.policy import Pool, load_policy
+from fsm_spec.search import search
 
 ENDS = "every request reaches end"
 PLENTY = Limits(10**6, 10**9)
@@ -75,3 +77,15 @@ def test_limits() -> None:
     assert not little.reached.complete
     soon = Exploration(composed("greedy"), Limits(10**6, 10**9, stop_first=True))
     assert soon.broken == whole.broken
+
+
+def test_an_over_committed_pool_is_a_fault_of_a_state() -> None:
+    """An admission that trusts a wrong longest case hands out more pages than there are, in both searches."""
+    loaded = load(Path(__file__).resolve().parents[2] / "models" / "kvpool.yaml")
+    automaton = Automaton(compile_table(loaded.spec, check=True, page_size=2))
+    crowd = Interleaving(automaton, load_policy("reserve"), Pool(1, 2), 2, abort=False)
+    crowd.longest = 0
+    explored = Exploration(crowd, PLENTY, symmetry=False)
+    fault = explored.fault(properties.POOL)
+    assert (3, None) == (len(fault.path), fault.move)
+    assert search(crowd, 1000).broken[properties.POOL] == fault
