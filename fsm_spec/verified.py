@@ -26,6 +26,7 @@ _WALKED_BOUND: Final = 2**20
 
 def rules(scope: Scope) -> Iterator[Violation]:
     """Judge what is kept and emitted on the whole way of a token, and what pending is set to."""
+    yield from _claim(scope)
     final = final_carries(scope)
     for name, forward in scope.spec.forwards.items():
         for index, segment in enumerate(forward.rows):
@@ -43,6 +44,26 @@ def rules(scope: Scope) -> Iterator[Violation]:
             if forward_name is not None:
                 yield from _emitted(scope, transition, forward_name, path, final)
                 yield from _accepted(scope, transition, forward_name, path)
+
+
+def _claim(scope: Scope) -> Iterator[Violation]:
+    """Hold the claim to the operators: what takes the most likely token has not the target's law at a temperature."""
+    spec = scope.spec
+    if spec.lossless is None or spec.lossless.claim != "sampling":
+        return
+    emitted = {piece.name for transition in spec.transitions for piece in transition.emit}
+    lead = "the spec claims sampling, but"
+    for name, forward in spec.forwards.items():
+        for index, op in enumerate(forward.ops):
+            path: Path = ("forwards", name, "ops", index, "rule")
+            if isinstance(op, Accept) and op.rule == "greedy":
+                what = "accept by greedy takes the most likely token at any temperature"
+                yield path, f"{lead} {what}; judge by match or rejection, or claim: greedy"
+            elif isinstance(op, Sample) and op.rule == "argmax":
+                token = listed(op.out)[0]
+                if token in emitted and all(_clean(forward, rows) for rows in listed(op.rows)):
+                    what = f"{token} is the most likely token at any temperature"
+                    yield path, f"{lead} {what}; write rule: law, or claim: greedy"
 
 
 def final_results(forward: Forward) -> set[str]:
