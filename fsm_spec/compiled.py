@@ -284,71 +284,88 @@ def _search(start, settings, local, lists, options, prefills, admits_, arrivals,
     return states[:count], moves, levels[: level + 1], first, shown, stuck, complete
 
 
+@jit(inline="always")
+def _rank(word, ranks, requests, bits, page_bits):
+    """Sum the ranks of a state's requests."""
+    field = (np.int64(1) << bits) - 1
+    rank = np.int64(0)
+    for _ in range(requests):
+        rank += ranks[np.uint64((word & field) >> page_bits)]
+        word >>= bits
+    return rank
+
+
 def _cycle(
-    states, words, places, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue
+    states, words, places, ranks, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue
 ):
     """Find a cycle among all reachable states, depth first; give its places in `states`, or nothing.
 
     What moves a request on (tokens emitted, committed slots of an abstract model) never falls, so a cycle holds no
-    progress, and all of it can repeat for ever.
+    progress, and all of it can repeat for ever. Moves that raise the sum of `ranks` are on no cycle (see `ranks.py`).
     """
     fresh, opened, closed = np.uint8(0), np.uint8(1), np.uint8(2)
+    requests, bits, page_bits = settings[REQUESTS], settings[BITS], settings[PAGE_BITS]
     colour = np.zeros(len(states), np.uint8)
     out = np.empty(1 << 8, np.int64)
     nodes = np.empty(1 << 10, np.int32)
     starts = np.empty(1 << 10, np.int64)
     arena = np.empty(1 << 12, np.int32)
-    nodes[0] = 0
-    depth, filled = 1, 0
-    entered = False
-    while depth:
-        node = nodes[depth - 1]
-        if not entered:
-            entered = True
-            colour[node] = opened
-            starts[depth - 1] = filled
-            found = 0
-            again = True
-            while again:
-                found, _, _, _ = successors(
-                    states[node],
-                    settings,
-                    local,
-                    lists,
-                    options,
-                    prefills,
-                    admits_,
-                    arrivals,
-                    scratch,
-                    queue,
-                    out,
-                )
-                again = found > len(out)
-                if again:
-                    out = np.empty(2 * found, np.int64)
-            if filled + found > len(arena):
-                arena = _wider(arena, filled, 2 * (filled + found))
-            for index in range(found):
-                arena[filled] = place_of(words, places, out[index])
-                filled += 1
-        if filled == starts[depth - 1]:
-            colour[node] = closed
-            depth -= 1
+    for root in range(len(states)):
+        if colour[root] != fresh:
             continue
-        filled -= 1
-        successor = arena[filled]
-        if colour[successor] == opened and successor != node:
-            first = depth - 1
-            while nodes[first] != successor:
-                first -= 1
-            return nodes[first:depth].copy()
-        if colour[successor] == fresh:
-            if depth == len(nodes):
-                nodes = _wider(nodes, depth, 2 * depth)
-                starts = _wider(starts, depth, 2 * depth)
-            nodes[depth] = successor
-            depth += 1
-            entered = False
+        nodes[0] = root
+        depth, filled = 1, 0
+        entered = False
+        while depth:
+            node = nodes[depth - 1]
+            if not entered:
+                entered = True
+                colour[node] = opened
+                starts[depth - 1] = filled
+                found = 0
+                again = True
+                while again:
+                    found, _, _, _ = successors(
+                        states[node],
+                        settings,
+                        local,
+                        lists,
+                        options,
+                        prefills,
+                        admits_,
+                        arrivals,
+                        scratch,
+                        queue,
+                        out,
+                    )
+                    again = found > len(out)
+                    if again:
+                        out = np.empty(2 * found, np.int64)
+                if filled + found > len(arena):
+                    arena = _wider(arena, filled, 2 * (filled + found))
+                rank = _rank(states[node], ranks, requests, bits, page_bits)
+                for index in range(found):
+                    if _rank(out[index], ranks, requests, bits, page_bits) == rank:
+                        arena[filled] = place_of(words, places, out[index])
+                        filled += 1
+            if filled == starts[depth - 1]:
+                colour[node] = closed
+                depth -= 1
+                continue
+            filled -= 1
+            successor = arena[filled]
+            if colour[successor] == opened and successor != node:
+                first = depth - 1
+                while nodes[first] != successor:
+                    first -= 1
+                return nodes[first:depth].copy()
+            if colour[successor] == fresh:
+                if depth == len(nodes):
+                    nodes = _wider(nodes, depth, 2 * depth)
+                    starts = _wider(starts, depth, 2 * depth)
+                nodes[depth] = successor
+                depth += 1
+                entered = False
     return nodes[:0].copy()
 
 

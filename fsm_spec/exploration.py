@@ -14,6 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 from fsm_spec.composition import ENDED, Composition
 from fsm_spec.packed import ActionsPacking, RoundsPacking
+from fsm_spec.ranks import ranks_of
 from fsm_spec.search import Fault, livelock, stuck
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ class Exploration:
         ended = self.packing.word((ENDED,) * self.composed.requests)
         states = np.array([ended], np.int64)
         self._run.search(ended, *self.packing.model, 1)
-        self._run.cycle(states, *self._run.index(states), *self.packing.model)
+        ranks = np.zeros(len(self.packing.values), np.int64)
+        self._run.cycle(states, *self._run.index(states), ranks, *self.packing.model)
         return time.perf_counter() - started
 
     def _search(self, limits: Limits) -> Reached:
@@ -146,8 +148,11 @@ class Exploration:
         return min(found, default=-1)
 
     def _cycle(self) -> list[int]:
+        ranks = ranks_of(self.packing.model, rounds=isinstance(self.composed, Composition))
+        if ranks is None:
+            return []
         words = self._run.index(self.reached.states)
-        cycle: list[int] = self._run.cycle(self.reached.states, *words, *self.packing.model).tolist()
+        cycle: list[int] = self._run.cycle(self.reached.states, *words, ranks, *self.packing.model).tolist()
         if cycle and self.reached.moves <= MOST_EDGES:
             edges = self._run.edges(self.reached.states, *words, self.reached.moves, *self.packing.model)
             return nearest_cycle(*edges)
