@@ -52,9 +52,9 @@ class _Judge:
                 for row in rows:
                     yield from self._bounds(row, event)
         if self.table.contract:
-            for state in self.table.states:
-                if state.round:
-                    yield from self._round(state.name, Const(0), 0, set())
+            for plan in self.table.states:
+                if plan.round:
+                    yield from self._round(plan.name, Const(0), 0, set())
             yield from self._progress()
 
     def _walked(self, expressions: Iterable[Expr], event: EventPlan) -> Iterator[dict[str, int]]:

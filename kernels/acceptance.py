@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from fsm_spec.kernels.choose import Chooser
 from fsm_spec.kernels.law import SamplingRows, argmax_tokens, law
 from fsm_spec.kernels.randomness import Purpose
 from fsm_spec.kernels.sampling import sample
-from torch import Tensor
 
 
 @dataclass(frozen=True)

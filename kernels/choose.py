@@ -10,8 +10,9 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import torch
-from fsm_spec.kernels.randomness import Purpose, uniform, uniform_plain
 from torch import Tensor
+
+from fsm_spec.kernels.randomness import Purpose, uniform, uniform_plain
 
 # Columns that are summed as one block before the block itself is searched: a running sum over a whole
 # vocabulary costs 15 ms for 40 rows of 49,152 in float64, one over block sums 2 ms (one thread).

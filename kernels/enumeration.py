@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from torch import Tensor
+
 from fsm_spec.kernels.choose import Key
 from fsm_spec.kernels.randomness import Purpose
-from torch import Tensor
 
 T = TypeVar("T")
 

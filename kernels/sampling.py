@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from torch import Tensor
+
 from fsm_spec.kernels.choose import Chooser, Key, PlainChooser
 from fsm_spec.kernels.law import (
     SamplingParams,
@@ -16,7 +18,6 @@ from fsm_spec.kernels.law import (
     point_mass,
 )
 from fsm_spec.kernels.randomness import Purpose
-from torch import Tensor
 
 Rule = Literal["law", "argmax"]
 

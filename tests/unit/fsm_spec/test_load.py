@@ -34,7 +34,9 @@ def test_six_mistakes_give_six_findings() -> None:
         '23:14: forwards.verify.ops[0].op: "acept" is not known here; did you mean "accept"?',
         '28:25: transitions[0].to: the state "verfiy" is not declared; did you mean "verify"?',
         "29:63: transitions[1].emit[0]: unexpected ')'",
-    ] == [str(finding).removeprefix(f"{EXAMPLES / 'six_mistakes.yaml'}:") for finding in caught.value.findings]
+    ] == [
+        str(finding).removeprefix(f"{EXAMPLES / 'six_mistakes.yaml'}:") for finding in caught.value.findings
+    ]
 
 
 def test_loaded_specs_know_their_lines() -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
+
 from fsm_spec.kernels.acceptance import ACCEPT_RULES, accept
 from fsm_spec.kernels.acceptance_plain import accept_plain
 from fsm_spec.kernels.choose import CounterChooser, Key
 from fsm_spec.kernels.law import SamplingParams, SamplingRows, law
 from fsm_spec.kernels.randomness import Purpose
-from torch import Tensor
 
 CHOOSER = CounterChooser()
 DEPTH, VOCABULARY = 4, 6

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from scipy import stats
+
 from fsm_spec.kernels.choose import CounterChooser, Key
 from fsm_spec.kernels.randomness import Purpose, uniform
-from scipy import stats
 
 CHOOSER = CounterChooser()
 

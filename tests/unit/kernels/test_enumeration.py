@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+
 from fsm_spec.kernels.choose import Key
 from fsm_spec.kernels.enumeration import Enumerator, enumerate_outcomes, outcome_law
 from fsm_spec.kernels.randomness import Purpose

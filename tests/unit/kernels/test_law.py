@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+
 from fsm_spec.kernels.law import SamplingParams, SamplingRows, argmax_tokens, in_nucleus, law, law_plain
 
 DYADIC = [0.5, 0.25, 0.125, 0.125]  # sums and logarithms to base 2 without rounding

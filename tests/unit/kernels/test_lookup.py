@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+
 from fsm_spec.kernels.lookup import lookup, lookup_plain
 
 

@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 import torch
+
 from fsm_spec.kernels.acceptance import accept
 from fsm_spec.kernels.acceptance_plain import accept_plain
 from fsm_spec.kernels.choose import Key

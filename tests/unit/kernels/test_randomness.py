@@ -7,8 +7,9 @@ import random
 
 import pytest
 import torch
-from fsm_spec.kernels.randomness import Purpose, philox, uniform, uniform_plain
 from scipy import stats
+
+from fsm_spec.kernels.randomness import Purpose, philox, uniform, uniform_plain
 
 ONES = 0xFFFFFFFF
 # The known-answer vectors of Random123, the authors' own implementation (kat_vectors, philox4x32 10).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
+
 from fsm_spec.kernels.choose import CounterChooser, Key
 from fsm_spec.kernels.law import SamplingParams, SamplingRows, law
 from fsm_spec.kernels.randomness import Purpose
