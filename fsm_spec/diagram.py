@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsm_spec.expression import Const, to_text
 from fsm_spec.linear import difference
-from fsm_spec.table import END, PREFILL, WAIT
+from fsm_spec.table import END, WAIT
 
 if TYPE_CHECKING:
     from fsm_spec.expression import Expr
@@ -117,19 +117,17 @@ def edges(table: Table) -> list[Edge]:
 
 
 def _life_cycle(table: Table) -> list[Edge]:
-    """Draw the way in, the way out and preemption; abort and halt lead from everywhere to `end` and stay words."""
+    """Draw the way in, the way out and preemption; abort and halt lead from many states to `end` and stay words."""
     if not table.contract:
         return []
-    start = table.start.name
-    rounds = [state.name for state in table.states if state.round]
+    drawn = {
+        (source, row.target, row.event): Edge(source, row.target, (row.event,), built_in=True)
+        for row in table.rows
+        if row.built_in and row.target != END
+        for source in row.sources
+    }
     enders = [state.name for state in table.states if _emits(table, state)]
-    return [
-        Edge(WAIT, PREFILL, ("admit",), built_in=True),
-        Edge(PREFILL, PREFILL, ("chunk",), built_in=True),
-        Edge(PREFILL, start, ("first",), built_in=True),
-        *(Edge(name, WAIT, ("preempt",), built_in=True) for name in rounds),
-        *(Edge(name, END, ("stop or limit",), built_in=True) for name in enders),
-    ]
+    return [*drawn.values(), *(Edge(name, END, ("stop or limit",), built_in=True) for name in enders)]
 
 
 def _emits(table: Table, state: StatePlan) -> bool:

@@ -49,7 +49,7 @@ def svg(table: Table) -> str:
     parts.append(_entry(placed))
     if table.contract:
         note = f'<text x="{MARGIN}" y="{height - 14}" font-size="11" fill="{FAINT}">'
-        parts.append(f"{note}abort leads to end from every state</text>")
+        parts.append(f"{note}abort ends a request that waits, prefills or is between rounds</text>")
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

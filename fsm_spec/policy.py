@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fsm_spec import source
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.expression import evaluate
-from fsm_spec.findings import nearest
+from fsm_spec.findings import Finding, SpecFindings, nearest, path_text, quoted
+from fsm_spec.sentence import sentence
 from fsm_spec.step import evaluate as evaluate_columns
 from fsm_spec.table import PREFILL
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsm_spec.findings import Path
     from fsm_spec.step import Columns
     from fsm_spec.table import Table
 
@@ -101,29 +103,50 @@ class Plan:
     blocked: tuple[int, ...] = ()
 
 
-def shipped_policies() -> dict[str, Path]:
+def shipped_policies() -> dict[str, FilePath]:
     """List the policy files that come with the package, by name."""
-    folder = Path(str(resources.files("fsm_spec.specs"))) / "policies"
+    folder = FilePath(str(resources.files("fsm_spec.specs"))) / "policies"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def load_policy(name_or_path: str) -> Policy:
-    """Give a policy by its admission rule or shipped name, or read it from a YAML file; raises UserError."""
+    """Give a policy by its admission rule or shipped name, or read it from a YAML file.
+
+    Raises UserError for an unknown name, SpecFindings with every fault of a file.
+    """
     if name_or_path in ADMISSIONS:
         return Policy.model_validate({"policy": name_or_path, "admit": name_or_path})
-    path = shipped_policies().get(name_or_path.casefold(), Path(name_or_path))
+    path = shipped_policies().get(name_or_path.casefold(), FilePath(name_or_path))
     if not path.is_file():
         known = [*ADMISSIONS, *shipped_policies()]
         raise UserError(
             f"no policy is called {name_or_path!r} and no such file exists{nearest(name_or_path, known)}"
         )
-    data = source.compose(source.read(path, str(path)), str(path)).data
+    read = source.compose(source.read(path, str(path)), str(path))
+    faults = list(read.findings)
     try:
-        return Policy.model_validate(data)
+        policy = Policy.model_validate(read.data)
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"])
-        raise UserError(f"{path}: {where}: {fault['msg'].lower()}") from None
+        faults += [_finding(dict(item), read) for item in error.errors() if item["loc"] not in read.broken]
+    if faults:
+        raise SpecFindings(sorted(faults, key=lambda fault: (fault.line, fault.column)))
+    return policy
+
+
+def _finding(error: dict[str, Any], read: source.Source) -> Finding:
+    """Say what is wrong with one value or key of a policy file, where, and which word was perhaps meant."""
+    path: Path = error["loc"]
+    line, column = read.position(path)
+    if error["type"] == "extra_forbidden":
+        model = Prefill if path[:-1] else Policy
+        message = f"unknown key {quoted(path[-1])}{nearest(str(path[-1]), model.model_fields)}"
+        line, column = read.keys[path]
+    elif error["type"] == "literal_error":
+        word = error["input"]
+        message = f"unknown word {quoted(word)}{nearest(str(word), ADMISSIONS)}"
+    else:
+        message, _ = sentence(error, path, read)
+    return Finding(read.file, line, column, path_text(path), message)
 
 
 def fill_slots(table: Table, prompt: int, emitted: int) -> int:
