@@ -23,15 +23,15 @@ class Acceptance:
     geometric: bool = False
     seed: int = 0
 
-    def check(self, drafts: int) -> None:
-        """Raise UserError, with both numbers, if a list has not one rate for each of `drafts`."""
+    def check(self, drafts: int, spec: str) -> None:
+        """Raise UserError, with both numbers, if a list has not one rate for each draft that `spec` judges."""
         if self.geometric or len(self.rates) == drafts:
             return
         given = f"--accept gives {len(self.rates)} rate{'' if len(self.rates) == 1 else 's'}"
         if drafts == 0:
-            raise UserError(f"{given}, but the spec judges 0 drafts; leave --accept out")
+            raise UserError(f"{given}, but {spec} judges 0 drafts; leave --accept out")
         raise UserError(
-            f"{given}, but the spec judges {drafts} draft{'' if drafts == 1 else 's'} a round;"
+            f"{given}, but {spec} judges {drafts} draft{'' if drafts == 1 else 's'} a round;"
             f" give {drafts} rate{'' if drafts == 1 else 's'} or geometric:RATE"
         )
 

@@ -160,7 +160,8 @@ def range_chart(rows: Sequence[tuple[str, dict[str, float]]], unit: str) -> str:
     """Return one line a row from the smallest to the largest of its named values, a mark for each."""
     high = max((max(values.values()) for _, values in rows), default=0.0)
     marks = ticks(high)
-    label_width, row_height = 112, 32
+    # About 7 units a letter of the style sheet's label size.
+    label_width, row_height = max(112, 12 + 7 * max((len(label) for label, _ in rows), default=0)), 32
     height = row_height * len(rows) + 40
     width = WIDTH - label_width - 30
 
@@ -181,9 +182,10 @@ def range_chart(rows: Sequence[tuple[str, dict[str, float]]], unit: str) -> str:
             f'<text class="label" text-anchor="end" x="{label_width - 12}" y="{y + 4}">{escape(label)}</text>'
         )
         parts.append(f'<line class="range" x1="{x(low):.1f}" x2="{x(top):.1f}" y1="{y}" y2="{y}"/>')
-        for order, (name, value) in enumerate(values.items()):
+        # The first mark is drawn last and smallest: equal ones are seen as rings around it.
+        for order, (name, value) in reversed(list(enumerate(values.items()))):
             parts.append(
-                f'<circle class="mark m{order}" cx="{x(value):.1f}" cy="{y}" r="5.5">'
+                f'<circle class="mark m{order}" cx="{x(value):.1f}" cy="{y}" r="{4 + order}">'
                 f"<title>{escape(label)}, {escape(name)}: {value:.4g} {escape(unit)}</title></circle>"
             )
     return f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'

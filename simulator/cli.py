@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
+from fsm_spec.errors import UserError
+
+# Options that every run needs, each with a value that works; checked together, so that one sentence names them all.
+EXAMPLES: Final = {"model": "llama-3.1-8b", "hardware": "h100", "arrivals": "closed:8"}
 
 
 def register(app: typer.Typer) -> None:
@@ -20,14 +25,17 @@ def simulate(
         list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
     ],
     *,
-    model: Annotated[str, typer.Option(help="Shipped model, config.json, or a folder with one.")],
-    hardware: Annotated[str, typer.Option(help="Accelerator, such as h100 or h200.")],
+    model: Annotated[
+        str | None, typer.Option(help="Shipped model, config.json, or a folder with one; required.")
+    ] = None,
+    hardware: Annotated[str | None, typer.Option(help="Accelerator, such as h100 or h200; required.")] = None,
     arrivals: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="poisson:RATE, constant:RATE, closed:CONCURRENCY (or a list: closed:1,4,16) or trace:FILE."
+            help="poisson:RATE, constant:RATE, closed:CONCURRENCY (or a list: closed:1,4,16) or trace:FILE;"
+            " required."
         ),
-    ],
+    ] = None,
     input_: Annotated[
         str | None,
         typer.Option("--input", help="Prompt tokens: a number, uniform:LOW:HIGH or lognormal:MEAN:CV."),
@@ -69,6 +77,8 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Simulate decode algorithms on a model, a machine and a workload: throughput, latency, KV and preemptions."""
+    if model is None or hardware is None or arrivals is None:
+        raise _missing({"model": model, "hardware": hardware, "arrivals": arrivals})
     from fsm_spec.simulator.command import execute
 
     base = {
@@ -91,3 +101,12 @@ def simulate(
         "seed": seed,
     }
     execute(specs, arrivals, base, trace=trace, page=report_, as_json=as_json)
+
+
+def _missing(given: Mapping[str, str | None]) -> UserError:
+    """Say which of the options that every run needs are missing, and give an example of them."""
+    names = [name for name, value in given.items() if value is None]
+    *most, last = (f"--{name}" for name in names)
+    listed = f"{', '.join(most)} and {last}" if most else last
+    example = " ".join(f"--{name} {EXAMPLES[name]}" for name in names)
+    return UserError(f"simulate needs {listed}; give, for example, {example}")

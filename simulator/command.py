@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -88,13 +88,30 @@ def execute(
         values = [run.to_dict(places) for run in runs]
         sys.stdout.write(json.dumps(values[0] if len(values) == 1 else values, indent=1) + "\n")
         return
-    console = Console()
-    if len(runs) > len(specs):
+    _show(lambda console: _print(console, scenarios, sweep=len(runs) > len(specs), places=places))
+
+
+def _print(
+    console: Console, scenarios: Sequence[report.Scenario], *, sweep: bool, places: Mapping[str, str]
+) -> None:
+    """Print the results, and where files are."""
+    if sweep:
         console.print(sweep_table(scenarios))
     else:
         report.print_report(console, scenarios)
     for name, place in places.items():
         console.print(f"{name} in {place}", highlight=False, soft_wrap=True)
+
+
+def _show(draw: Callable[[Console], None]) -> None:
+    """Print on standard output; a file or pipe gets no blanks at the ends of lines."""
+    console = Console()
+    if console.is_terminal:
+        draw(console)
+        return
+    with console.capture() as capture:
+        draw(console)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
 
 def over_time(results: Results) -> dict[str, list[float]]:

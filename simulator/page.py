@@ -10,7 +10,7 @@ from pathlib import Path
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.chart import Layer, range_chart, short, time_chart
 from fsm_spec.simulator.metrics import KV_KINDS, Summary
-from fsm_spec.simulator.report import ROWS, Scenario, duration, latencies, percent, shared_settings
+from fsm_spec.simulator.report import ROWS, Scenario, duration, latencies, percent, shared_settings, titles
 from fsm_spec.simulator.style import STYLE
 
 QUANTILE_STYLES = {"p50": "m0", "p90": "m1", "p95": "m2", "p99": "m3"}
@@ -33,7 +33,10 @@ def page(scenarios: Sequence[Scenario], title: str = "Simulation report") -> str
     parts = [f"<h1>{escape(title)}</h1>", _chips(shared)]
     if len(scenarios) > 1:
         parts.append(_comparison(scenarios))
-    parts.extend(_scenario(scenario, shared, alone=len(scenarios) == 1) for scenario in scenarios)
+    parts.extend(
+        _scenario(scenario, name, shared, alone=len(scenarios) == 1)
+        for scenario, name in zip(scenarios, titles(scenarios), strict=True)
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -48,11 +51,12 @@ def _chips(settings: dict[str, str]) -> str:
 
 
 def _comparison(scenarios: Sequence[Scenario]) -> str:
-    """Return the table of all scenarios with the best of each line marked, and their latencies."""
-    head = "".join(f"<th>{escape(scenario.name)}</th>" for scenario in scenarios)
+    """Return the table of all scenarios with the best of each line and load marked, and their latencies."""
+    names = titles(scenarios)
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
     lines = []
     for row in ROWS:
-        cells = row.cells([scenario.summary for scenario in scenarios])
+        cells = row.cells(scenarios)
         line = "".join(
             f'<td class="best">{text}</td>' if best else f"<td>{text}</td>" for text, best in cells
         )
@@ -61,8 +65,8 @@ def _comparison(scenarios: Sequence[Scenario]) -> str:
     panels = []
     for index, (name, _) in enumerate(latencies(scenarios[0].summary)):
         rows = [
-            (scenario.name, _quantiles(scenario.summary, index))
-            for scenario in scenarios
+            (label, _quantiles(scenario.summary, index))
+            for scenario, label in zip(scenarios, names, strict=True)
             if latencies(scenario.summary)[index][1].count
         ]
         if rows:
@@ -89,8 +93,8 @@ def _quantile_legend() -> str:
     return f'<div class="legend">{"".join(keys)}</div>'
 
 
-def _scenario(scenario: Scenario, shared: dict[str, str], *, alone: bool) -> str:
-    """Return the part of one scenario."""
+def _scenario(scenario: Scenario, name: str, shared: dict[str, str], *, alone: bool) -> str:
+    """Return the part of one scenario under its name among the others."""
     own = {key: value for key, value in scenario.settings.items() if key not in shared}
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in scenario.notes)
     summary = scenario.summary
@@ -99,7 +103,7 @@ def _scenario(scenario: Scenario, shared: dict[str, str], *, alone: bool) -> str
         f" seconds and {summary.rounds:,} rounds."
     )
     parts = [
-        f"<h2>{escape(scenario.name)}</h2>",
+        f"<h2>{escape(name)}</h2>",
         f'<p class="note">{counts}</p>',
         _chips(own),
         notes,

@@ -35,16 +35,22 @@ class Row:
     write: Callable[[float], str]
     better: int = 0
 
-    def cells(self, summaries: Sequence[Summary]) -> list[tuple[str, bool]]:
-        """Return the text of each summary and whether it is the best of several."""
-        values = [self.read(summary) for summary in summaries]
-        known = [value for value in values if value is not None]
-        best = (
-            max(known, key=lambda value: value * self.better) if self.better and len(set(known)) > 1 else None
-        )
+    def cells(self, scenarios: Sequence[Scenario]) -> list[tuple[str, bool]]:
+        """Return the text of each scenario and whether it is the best of several with the same arrivals."""
+        values = [self.read(scenario.summary) for scenario in scenarios]
+        loads = [scenario.settings.get("arrivals") for scenario in scenarios]
+        peers: dict[str | None, set[float]] = {}
+        for value, load in zip(values, loads, strict=True):
+            if self.better and value is not None:
+                peers.setdefault(load, set()).add(value)
+        best = {
+            load: max(among, key=lambda value: value * self.better)
+            for load, among in peers.items()
+            if len(among) > 1
+        }
         return [
-            ("-" if value is None else self.write(value), value is not None and value == best)
-            for value in values
+            ("-" if value is None else self.write(value), value is not None and value == best.get(load))
+            for value, load in zip(values, loads, strict=True)
         ]
 
 
@@ -103,7 +109,7 @@ def comparison_table(scenarios: Sequence[Scenario]) -> Table:
         own = [f"{key} {value}" for key, value in scenario.settings.items() if key not in shared]
         table.add_column(escape("\n".join((scenario.name, *own))), justify="right")
     for row in ROWS:
-        cells = row.cells([scenario.summary for scenario in scenarios])
+        cells = row.cells(scenarios)
         table.add_row(row.name, *(f"[bold green]{text}[/]" if best else text for text, best in cells))
     return table
 
@@ -116,6 +122,20 @@ def shared_settings(scenarios: Sequence[Scenario]) -> dict[str, str]:
         for key, value in first.items()
         if all(other.settings.get(key) == value for other in scenarios)
     }
+
+
+def titles(scenarios: Sequence[Scenario]) -> list[str]:
+    """Return the name of each scenario, with its users where these differ: `isd, 8 users`."""
+    loads = [scenario.settings.get("arrivals", "") for scenario in scenarios]
+    if len(set(loads)) < 2:
+        return [scenario.name for scenario in scenarios]
+    return [f"{scenario.name}, {_users(load)}" for scenario, load in zip(scenarios, loads, strict=True)]
+
+
+def _users(load: str) -> str:
+    """Say how many users a closed loop has; other arrivals stay as they are."""
+    users = load.removeprefix("closed:")
+    return load if users == load else f"{users} user{'' if users == '1' else 's'}"
 
 
 def latencies(summary: Summary) -> list[tuple[str, Latency]]:
@@ -138,7 +158,7 @@ def _print_one(console: Console, scenario: Scenario) -> None:
     results = Table(show_header=False)
     for row in ROWS:
         if not row.name.startswith(("TTFT", "TPOT", "end-to-end")):
-            results.add_row(row.name, row.cells([summary])[0][0])
+            results.add_row(row.name, row.cells([scenario])[0][0])
     console.print(results)
     table = Table("latency", *(name for name in ("mean", "p50", "p90", "p95", "p99", "max")))
     for name, latency in latencies(summary):

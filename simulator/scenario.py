@@ -229,7 +229,7 @@ def _acceptance(scenario: Scenario, table: Table) -> Acceptance | None:
     acceptance = parse_accept(scenario.accept, scenario.seed)
     if acceptance.geometric and not drafts:
         raise UserError(f"--accept would have no effect, because {table.name} judges 0 drafts; leave it out")
-    acceptance.check(drafts)
+    acceptance.check(drafts, table.name)
     return acceptance
 
 

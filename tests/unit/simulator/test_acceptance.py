@@ -51,12 +51,12 @@ def test_bad_forms_get_a_sentence(text: str, words: str) -> None:
 
 def test_another_count_is_refused_with_both_numbers() -> None:
     """A list must have one rate for each judged draft; geometric fits any number."""
-    with pytest.raises(UserError, match="gives 3 rates, but the spec judges 4 drafts a round"):
-        parse_accept("0.8,0.7,0.6").check(4)
+    with pytest.raises(UserError, match="gives 3 rates, but sketch judges 4 drafts a round"):
+        parse_accept("0.8,0.7,0.6").check(4, "sketch")
     with pytest.raises(UserError, match="gives 1 rate, but the spec judges 0 drafts"):
-        parse_accept("0.8").check(0)
-    parse_accept("0.8,0.7,0.6").check(3)
-    parse_accept("geometric:0.7").check(9)
+        parse_accept("0.8").check(0, "sketch")
+    parse_accept("0.8,0.7,0.6").check(3, "sketch")
+    parse_accept("geometric:0.7").check(9, "sketch")
 
 
 @pytest.mark.parametrize("text", ["0.8,0.7,0.6", "geometric:0.9", "1,1,1", "0,0.5,0.5", "0.5,0,1"])

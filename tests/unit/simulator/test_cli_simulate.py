@@ -153,6 +153,7 @@ def test_several_specs_and_concurrencies() -> None:
     many += ["--requests", "6", "--accept", "geometric:0.7", "--lookup", "0.5", "--set", "b=5"]
     result = run(*many)
     assert 0 == result.exit_code, result.output
+    assert not [line for line in result.stdout.splitlines() if line.endswith(" ")]
     assert all(word in result.stdout for word in ("uno_linear", "ngram", "b=5", "users"))
     documents = value(*many)
     assert ["uno_linear", "uno_linear", "ar", "ar", "ngram", "ngram"] == [each["spec"] for each in documents]
@@ -169,7 +170,10 @@ def test_several_specs_and_concurrencies() -> None:
         (["uno_linear", *SMALL, "--accept", "0.8,0.7"], ["2 rates", "3 drafts"]),
         (["uno_linear", *SMALL, "--accept", "0.8,0.7,0.6", "--set", "b=6"], ["3 rates", "5 drafts"]),
         (["uno_linear", *SMALL], ["uno_linear judges 3 drafts", "--accept"]),
-        (["ar", *SMALL, "--accept", "0.5"], ["0 drafts"]),
+        (["ar", *SMALL, "--accept", "0.5"], ["ar judges 0 drafts"]),
+        (["ar", "uno_linear", *SMALL, "--accept", "0.5"], ["1 rate,", "uno_linear judges 3 drafts"]),
+        (["ar"], ["--model, --hardware and --arrivals", "--hardware h100"]),
+        (["ar", *BASE], ["simulate needs --arrivals;"]),
         (["ar", *SMALL, "--accept", "geometric:0.5"], ["no effect", "0 drafts"]),
         (["ar", "ar", *SMALL, "--accept", "geometric:0.5"], ["no effect"]),
         (["ngram", *SMALL, "--accept", "geometric:0.5"], ["--lookup"]),

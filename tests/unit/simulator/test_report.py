@@ -1,5 +1,6 @@
 """Reports: tables that fit a terminal, and a page that needs no network."""
 
+import dataclasses
 import io
 import re
 from html.parser import HTMLParser
@@ -13,7 +14,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.simulator.chart import Layer, range_chart, short, ticks, time_chart
 from fsm_spec.simulator.metrics import KvUse, RequestLog, new_timeline, summarise
 from fsm_spec.simulator.page import page, write_page
-from fsm_spec.simulator.report import Scenario, print_report
+from fsm_spec.simulator.report import Row, Scenario, print_report, titles
 
 VOID = {"meta", "br"}
 
@@ -161,3 +162,28 @@ def test_charts_hold_their_values() -> None:
     assert 'class="ceiling"' in near
     assert 'class="ceiling"' not in time_chart([1, 2], layers, "x", stacked=True, ceiling=("pool", 500))
     assert "p50: 3 ms" in range_chart([("TTFT", {"p50": 3.0, "p99": 4.0})], "ms")
+
+
+def test_equal_marks_are_rings() -> None:
+    """The mark of p50 comes last and smallest, so that an equal p99 does not hide it."""
+    marks = re.findall(
+        r'class="mark (m\d)"[^>]* r="(\d)"', range_chart([("TTFT", {"p50": 3, "p99": 3})], "ms")
+    )
+    assert [("m1", "5"), ("m0", "4")] == marks
+
+
+def test_several_concurrencies_are_told_apart() -> None:
+    """Names tell the users, in the page too, and a best is one among runs with the same users."""
+    runs = []
+    for index, (name, load) in enumerate([("a", "1"), ("a", "8"), ("b", "1"), ("b", "8")]):
+        one = scenario(name)
+        summary = dataclasses.replace(one.summary, preemptions=index)
+        settings = one.settings | {"arrivals": f"closed:{load}"}
+        runs.append(dataclasses.replace(one, settings=settings, summary=summary))
+    assert ["a, 1 user", "a, 8 users", "b, 1 user", "b, 8 users"] == titles(runs)
+    assert ["a", "b"] == titles(runs[::2])
+    row = Row("preemptions", lambda summary: float(summary.preemptions), short, -1)
+    assert [("0", True), ("1", True), ("2", False), ("3", False)] == row.cells(runs)
+    text = page(runs)
+    assert all(f"<th>{name}</th>" in text for name in titles(runs))
+    assert all(f"<h2>{name}</h2>" in text for name in titles(runs))
