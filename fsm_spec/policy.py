@@ -123,14 +123,15 @@ def load_policy(name_or_path: str) -> Policy:
             f"no policy is called {name_or_path!r} and no such file exists{nearest(name_or_path, known)}"
         )
     read = source.compose(source.read(path, str(path)), str(path))
-    faults = list(read.findings)
+    refused = []
     try:
         policy = Policy.model_validate(read.data)
+        if not read.findings:
+            return policy
     except ValidationError as error:
-        faults += [_finding(dict(item), read) for item in error.errors() if item["loc"] not in read.broken]
-    if faults:
-        raise SpecFindings(sorted(faults, key=lambda fault: (fault.line, fault.column)))
-    return policy
+        refused = [dict(item) for item in error.errors() if item["loc"] not in read.broken]
+    faults = [*read.findings, *(_finding(item, read) for item in refused)]
+    raise SpecFindings(sorted(faults, key=lambda fault: (fault.line, fault.column)))
 
 
 def _finding(error: dict[str, Any], read: source.Source) -> Finding:
