@@ -18,7 +18,7 @@ from fsm_spec import source
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.expression import evaluate
 from fsm_spec.findings import Finding, SpecFindings, nearest, path_text, quoted
-from fsm_spec.sentence import sentence
+from fsm_spec.sentence import describe, sentence
 from fsm_spec.step import evaluate as evaluate_columns
 from fsm_spec.table import PREFILL
 
@@ -143,8 +143,9 @@ def _finding(error: dict[str, Any], read: source.Source) -> Finding:
         message = f"unknown key {quoted(path[-1])}{nearest(str(path[-1]), model.model_fields)}"
         line, column = read.keys[path]
     elif error["type"] == "literal_error":
-        word = error["input"]
-        message = f"unknown word {quoted(word)}{nearest(str(word), ADMISSIONS)}"
+        value = error["input"]
+        word = value if isinstance(value, str) else ""
+        message = f"{describe(value)} is no admission rule{nearest(word, ADMISSIONS)}"
     else:
         message, _ = sentence(error, path, read)
     return Finding(read.file, line, column, path_text(path), message)

@@ -31,7 +31,7 @@ def test_all_faults_of_a_policy_file(tmp_path: Path) -> None:
         load_policy(str(path))
     places = [line.removeprefix(f"{path}:") for line in str(caught.value).splitlines()]
     assert [
-        '2:8: admit: unknown word "holdbak"; did you mean "holdback"?',
+        '2:8: admit: "holdbak" is no admission rule; did you mean "holdback"?',
         '3:1: admti: unknown key "admti"; did you mean "admit"?',
         '5:3: prefill.token: unknown key "token"; did you mean "tokens"?',
         '6:10: prefill.mixed: expected true or false, found "sometimes"',

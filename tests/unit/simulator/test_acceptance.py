@@ -53,7 +53,7 @@ def test_another_count_is_refused_with_both_numbers() -> None:
     """A list must have one rate for each judged draft; geometric fits any number."""
     with pytest.raises(UserError, match="gives 3 rates, but sketch judges 4 drafts a round"):
         parse_accept("0.8,0.7,0.6").check(4, "sketch")
-    with pytest.raises(UserError, match="gives 1 rate, but the spec judges 0 drafts"):
+    with pytest.raises(UserError, match="gives 1 rate, but sketch judges 0 drafts"):
         parse_accept("0.8").check(0, "sketch")
     parse_accept("0.8,0.7,0.6").check(3, "sketch")
     parse_accept("geometric:0.7").check(9, "sketch")
