@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
+from fsm_spec.executor.threads import MOST_THREADS
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -71,7 +72,17 @@ def generate(
         int | None, typer.Option(help="KV pages; as many as the request needs by default.", min=1)
     ] = None,
     page_size: Annotated[int, typer.Option(help="Token slots a page.", min=1, max=4096)] = 16,
-    steps: Annotated[bool, typer.Option("--steps", help="Show each round on standard error.")] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Threads of torch; by default OMP_NUM_THREADS, else as many as there are idle cores.",
+            min=1,
+            max=MOST_THREADS,
+        ),
+    ] = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Show each round on standard error, and the text at the end.")
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write every step to this file, for `fsm-spec replay`.")
     ] = None,
@@ -101,6 +112,7 @@ def generate(
             policy=policy,
             pages=pages,
             page_size=page_size,
+            threads=threads,
             steps=steps,
             trace=trace,
             as_json=as_json,

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
+from fsm_spec.executor.threads import default_threads
 from fsm_spec.load import load
 from fsm_spec.policy import Pool, load_policy
 from fsm_spec.trace import TraceWriter
@@ -47,6 +48,7 @@ class Run:
     policy: str
     pages: int | None
     page_size: int
+    threads: int | None
     steps: bool
     trace: Path | None
     as_json: bool
@@ -64,7 +66,8 @@ def execute(run: Run) -> None:
     with _trace_file(run.trace) as trace_file:
         from fsm_spec.executor.generate import Session, context_limit, pool_for, trace_header
 
-        model = _load(run)
+        threads = default_threads() if run.threads is None else run.threads
+        model = _load(run, threads)
         prompt = _encode(model, run)
         limit = context_limit(model.config, len(prompt), run.max_tokens)
         pool = (
@@ -89,12 +92,13 @@ def execute(run: Run) -> None:
         first = watch.follow(number)
         ended = time.perf_counter()
     result = session.result(number)
-    times = {
+    measured = {
         "seconds": ended - ready,
         "load_s": ready - started,
         "first_token_s": first - ready if first else None,
+        "threads": threads,
     }
-    _report(run, table, model, session, result, times)
+    _report(run, table, model, session, result, measured)
 
 
 def _check_text(run: Run) -> None:
@@ -113,13 +117,14 @@ def _check_text(run: Run) -> None:
         raise UserError(f"seed {run.seed} does not fit in 64 bits; choose a smaller one")
 
 
-def _load(run: Run) -> LoadedModel:
+def _load(run: Run, threads: int) -> LoadedModel:
     """Load model and adapter, with a progress bar where a file is converted first."""
     import torch
 
     from fsm_spec.executor.adapter import load_adapter
     from fsm_spec.executor.models.load import load_model
 
+    torch.set_num_threads(threads)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
     with progress_bar() as progress:
         model = load_model(run.model, dtype, progress)
@@ -143,7 +148,10 @@ def _options(run: Run) -> Options:
 
 
 class _Watch:
-    """Follow a session: text to standard output, rounds to standard error, records to the trace file."""
+    """Follow a session: text to standard output, rounds to standard error, records to the trace file.
+
+    Text streams, except beside rounds: on a terminal both would share the same lines.
+    """
 
     def __init__(
         self,
@@ -166,16 +174,20 @@ class _Watch:
         first = None
         if self.view:
             print(self.view.header(), file=sys.stderr)
-        while not self.session.done(number):
-            text = self.session.iterate().get(number)
-            if first is None and text is not None:
-                first = time.perf_counter()
-            if text and not self.run.as_json:
-                sys.stdout.write(text)
-                sys.stdout.flush()
-            self._drain()
-        if not self.run.as_json:
-            print(flush=True)
+        streams = not (self.view or self.run.as_json)
+        try:
+            while not self.session.done(number):
+                text = self.session.iterate().get(number)
+                if first is None and self.session.result(number).token_ids:
+                    first = time.perf_counter()
+                if text and streams:
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+                self._drain()
+        finally:
+            # Also where the run breaks off: what is said next starts a line of its own.
+            if not self.run.as_json:
+                print("" if streams else self.session.result(number).text, flush=True)
         return first
 
     def _drain(self) -> None:
@@ -184,7 +196,7 @@ class _Watch:
                 self.trace_file.write(json.dumps(record, separators=(",", ":")) + "\n")
             line = self.view.line(record) if self.view else None
             if line:
-                print(line, file=sys.stderr)
+                print(line, file=sys.stderr, flush=True)
         self.records.clear()
 
     def _text(self, number: int, start: int, stop: int) -> str:
@@ -216,10 +228,10 @@ def _report(
     model: LoadedModel,
     session: Session,
     result: Result,
-    times: dict[str, float | None],
+    measured: dict[str, float | None],
 ) -> None:
     """Print counts: as one JSON value, or as a line on standard error."""
-    seconds = times["seconds"] or 0.0
+    seconds = measured["seconds"]
     speed = len(result.token_ids) / seconds if seconds else 0.0
     if run.as_json:
         value = {
@@ -230,13 +242,19 @@ def _report(
             "model": model.name,
             "dtype": run.dtype,
             "mask_id": session.mask_id,
-            "run": {**times, "tokens_per_s": speed},
+            "run": {**measured, "tokens_per_s": speed},
         }
         print(json.dumps(value))
         return
+    rates = ""
+    if result.acceptance_length is not None and result.tokens_per_forward is not None:
+        rates = (
+            f"acceptance length {result.acceptance_length:.2f}, "
+            f"tokens per forward {result.tokens_per_forward:.2f}, "
+        )
     print(
-        f"{len(result.token_ids)} tokens in {result.rounds} rounds, acceptance length {result.acceptance_length:.2f}, "
-        f"tokens per forward {result.tokens_per_forward:.2f}, finish reason {result.finish_reason}, {speed:.1f} tok/s",
+        f"{len(result.token_ids)} tokens in {result.rounds} rounds, {rates}"
+        f"finish reason {result.finish_reason}, {speed:.1f} tok/s",
         file=sys.stderr,
     )
 

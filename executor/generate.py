@@ -61,15 +61,15 @@ class Result:
 
     `finish_reason`: `stop`, `length` or `abort`. `acceptance_length`: tokens emitted a round; the first token is the
     prefill's and no round. `tokens_per_forward`: tokens emitted by rounds over the target's forwards in those rounds.
-    Both are 0 where no round ran.
+    Both are None where no round ran.
     """
 
     text: str
     token_ids: list[int]
     finish_reason: str
     rounds: int
-    acceptance_length: float
-    tokens_per_forward: float
+    acceptance_length: float | None
+    tokens_per_forward: float | None
     prompt_tokens: int
     forwards: int
 
@@ -236,8 +236,8 @@ class Session:
             token_ids=request.output,
             finish_reason=stream.reason,
             rounds=request.rounds,
-            acceptance_length=request.emitted / request.rounds if request.rounds else 0.0,
-            tokens_per_forward=request.emitted / request.forwards if request.forwards else 0.0,
+            acceptance_length=request.emitted / request.rounds if request.rounds else None,
+            tokens_per_forward=request.emitted / request.forwards if request.forwards else None,
             prompt_tokens=request.prompt,
             forwards=request.forwards,
         )

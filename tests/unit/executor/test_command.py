@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel
 from typer.testing import CliRunner
 
 from fsm_spec.cli import application
+from fsm_spec.errors import PoolExhausted
+from fsm_spec.executor import threads
+from fsm_spec.executor.generate import Session
 from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer
 from fsm_spec.executor.models.random import random_weights, tiny_config
+from fsm_spec.executor.threads import default_threads
 from fsm_spec.replay import replay
 
 TOKENS = [*sorted(ByteLevel.alphabet()), "<|end|>"]
@@ -93,6 +99,75 @@ def test_json_is_one_value_with_the_counts(invoke: Invoke) -> None:
         "tokens_per_forward",
     } < first.keys()
     assert (9, "length", "ngram") == (len(first["token_ids"]), first["finish_reason"], first["spec"])
+
+
+def test_no_round_is_null(invoke: Invoke) -> None:
+    """Where no round ran there is no rate: null in JSON, and left out of the closing line."""
+    code, out, err = invoke("--max-tokens", "0", "--json")
+    value = json.loads(out)
+    assert (0, "", [], 0) == (code, value["text"], value["token_ids"], value["rounds"])
+    assert (None, None, None) == (
+        value["acceptance_length"],
+        value["tokens_per_forward"],
+        value["run"]["first_token_s"],
+    )
+    code, out, err = invoke("--max-tokens", "0")
+    assert (0, "\n") == (code, out)
+    assert err.startswith("0 tokens in 0 rounds, finish reason length, ")
+
+
+def test_threads_come_from_the_option_else_the_machine(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch gets `--threads`, else OMP_NUM_THREADS, else the cores that others leave; `run` says how many."""
+    before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
+    try:
+        value = json.loads(invoke("--max-tokens", "1", "--threads", "2", "--json")[1])
+        assert 2 == value["run"]["threads"] == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    assert 3 == default_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")
+    monkeypatch.setattr(threads, "_cores", lambda: 8)
+    for load, left in ((2.6, 5), (40.0, 1)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        assert left == default_threads()
+    monkeypatch.delattr(os, "getloadavg")
+    assert 8 == default_threads()
+    assert 2 == invoke("--threads", "0")[0]
+
+
+def test_steps_and_text_do_not_interleave(folder: Path) -> None:
+    """With steps the text comes in one piece after the last row; both streams together as on a terminal."""
+    given = ["generate", "ngram", "--model", str(folder), "--prompt", "hello", "--max-tokens", "9"]
+    given += ["--dtype", "float32"]
+    plain = CliRunner().invoke(application(), given)
+    done = CliRunner().invoke(application(), [*given, "--steps"])
+    assert plain.stdout == done.stdout
+    rows, text, end = done.output.partition(plain.stdout)
+    assert "->" in rows.splitlines()[-1]
+    assert plain.stdout == text
+    assert end.startswith("9 tokens in ")
+
+
+def test_text_ends_its_line_when_a_run_breaks_off(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was streamed is flushed with a newline, so that the sentence about the fault starts a line."""
+    iterate = Session.iterate
+
+    def break_off(session: Session) -> dict[int, str]:
+        if session.runner.forwards == 4:
+            raise PoolExhausted("nothing moves")
+        return iterate(session)
+
+    whole = invoke("--max-tokens", "9", spec="ar")[1]
+    monkeypatch.setattr(Session, "iterate", break_off)
+    for more in ((), ("--steps",)):
+        code, out, err = invoke("--max-tokens", "9", *more, spec="ar")
+        assert 2 == code
+        assert out.endswith("\n")
+        assert whole.startswith(out[:-1])
+        assert err.endswith("nothing moves\n")
 
 
 def test_chat_template_and_raw_prompt(invoke: Invoke) -> None:
