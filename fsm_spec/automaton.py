@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsm_spec import life_cycle, properties
-from fsm_spec.errors import UnhandledEvent
+from fsm_spec.errors import UnhandledEvent, UserError
 from fsm_spec.expression import evaluate
 from fsm_spec.oracle import next_event, oracle
+from fsm_spec.soundness import shown_params
 from fsm_spec.table import END, NO_STOP, STOP
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from fsm_spec.table import Row, Table
 
 Values = tuple[int, ...]
+# Outcomes of one request that are enumerated before its search, in Python: some seconds of it.
+MOST_OUTCOMES: Final = 200_000
 # The transition of an event that no row, or more than one, would take.
 NO_ROW: Final = -1
 
@@ -56,6 +59,7 @@ class Automaton:
         self.table = table
         self.names = table.column_names
         self.judge = properties.Judge(table)
+        self._tried = 0
         self._known: dict[tuple[object, ...], tuple[Way, ...]] = {}
 
     def columns(self, values: Values) -> dict[str, int]:
@@ -140,6 +144,12 @@ class Automaton:
     def _event(self, values: Values, event: str, given: Mapping[str, int]) -> Iterator[Way]:
         columns = self.columns(values)
         known = list(self._arguments(columns, event, given))
+        self._tried += len(known)
+        if self._tried > MOST_OUTCOMES:
+            raise UserError(
+                f"{self.table.name} ({shown_params(self.table.params)}): one request alone has more than "
+                f"{MOST_OUTCOMES:,} outcomes; check smaller values (--set NAME=VALUE)"
+            )
         # A forward ends somehow; an event of an abstract model without a possible argument does not happen.
         for args in known or ([{}] if self.table.contract else []):
             try:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
 from fsm_spec import diagram, drawing, recorded
 from fsm_spec import replay as traces
@@ -17,6 +16,7 @@ from fsm_spec import show as reading
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.load import load, shipped
+from fsm_spec.screen import Screen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def show(spec: str, form: str, settings: dict[str, int], output: Path | None) ->
     """Show a spec as text or as a diagram."""
     table = table_of(load(spec), settings)
     if form == "text" and output is None and sys.stdout.isatty():
-        Console(highlight=False).print(reading.styled(table), end="", soft_wrap=True)
+        Screen(highlight=False).print(reading.styled(table), end="", soft_wrap=True)
         return
     writers = {"text": reading.text, "mermaid": diagram.mermaid, "dot": diagram.dot, "svg": drawing.svg}
     _write(writers[form](table), output)

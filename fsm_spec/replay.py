@@ -42,7 +42,7 @@ def read_trace(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(
                     f"{path}:{number}: this line is no JSON record ({error}); the trace is cut or damaged"
                 ) from None
@@ -67,7 +67,7 @@ def replay_records(records: Iterable[tuple[int, Mapping[str, Any]]], name: str =
         state = _Replay(table, pool, name)
         for number, record in stream:
             state.take(number, record)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{name}:{number}: the record lacks or garbles {error}") from None
     return state.result(str(head.get("source", "")))
 

@@ -238,6 +238,11 @@ def _check(scope: Scope) -> Iterator[Violation]:
         for text, condition in getattr(spec.check, group).items():
             yield from scope.numbers(condition, ("check", group, text), place)
     wanted = spec.check.eventually
+    if wanted in ("wait", "prefill"):
+        yield (
+            ("check", "eventually"),
+            f"every request passes through {wanted}, so nothing is claimed; write end",
+        )
     if wanted not in spec.states and wanted not in LIFE_CYCLE_STATES and wanted not in scope.doubt:
         yield (
             ("check", "eventually"),

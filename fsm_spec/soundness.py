@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from fsm_spec.expression import Bounds
     from fsm_spec.findings import Path
+    from fsm_spec.plan import ForwardPlan
     from fsm_spec.table import EventPlan, Row, Table
 
 Fault = tuple["Path", str]
@@ -51,10 +52,12 @@ class _Judge:
                 yield from self._guards(rows, event, state)
                 for row in rows:
                     yield from self._bounds(row, event)
+        for forward, plan in self.table.forwards.items():
+            yield from self._slots(plan, ("forwards", forward, "rows"))
         if self.table.contract:
-            for plan in self.table.states:
-                if plan.round:
-                    yield from self._round(plan.name, Const(0), 0, set())
+            for start in self.table.states:
+                if start.round:
+                    yield from self._round(start.name, Const(0), 0, set())
             yield from self._progress()
 
     def _walked(self, expressions: Iterable[Expr], event: EventPlan) -> Iterator[dict[str, int]]:
@@ -106,6 +109,26 @@ class _Judge:
             yield (*path, "keep"), what, difference(lasting, row.keep), 2**30
         for index, piece in enumerate(row.emit):
             yield (*path, "emit", index), f"the length of {piece}", piece.length(Const(1)), 2**30
+
+    def _slots(self, plan: ForwardPlan, path: Path) -> Iterator[Fault]:
+        """Hold every row to slots behind the committed ones, and rows of one forward to slots of their own."""
+        kv = Name("kv")
+        for index, segment in enumerate(plan.segments):
+            for what, place in (("position", segment.at), ("slot", segment.slot)):
+                low = bounds(difference(place, kv), self.columns)[0]
+                if low < 0:
+                    key = "slot" if what == "slot" and segment.slot != segment.at else "at"
+                    message = (
+                        f"{segment.name} would stand at the {what} {to_text(place)}, before kv ({self.under})"
+                    )
+                    yield (*path, index, key), f"{message}; committed KV is never written again"
+                    break
+            for other in plan.segments[:index]:
+                after = difference(segment.slot, expression.add(other.slot, other.count))
+                before = difference(other.slot, expression.add(segment.slot, segment.count))
+                if bounds(after, self.columns)[0] < 0 and bounds(before, self.columns)[0] < 0:
+                    message = f"{segment.name} and {other.name} may share slots ({self.under})"
+                    yield (*path, index, "slot"), f"{message}; rows of one forward have slots of their own"
 
     def _round(self, state: str, debt: Expr, depth: int, met: set[tuple[str, str]]) -> Iterator[Fault]:
         """Follow a round along its states; `debt` is KV kept minus tokens emitted so far, which must end at 0."""

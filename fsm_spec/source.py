@@ -234,6 +234,11 @@ class _Composer:
         line, column = _place(event)
         plain = event.style in (None, "")  # the C parser says "", the Python one None
         value = scalar(event.value) if plain else event.value
+        strange = _UNPRINTABLE.search(event.value)
+        if strange:
+            message = f"the character U+{ord(strange[0]):04X} may not stand in a text of a spec; remove it"
+            self._report(line, column, message)
+            self.broken.add(tuple(self.path))
         if isinstance(value, str) and plain and INT.fullmatch(value):
             self._report(line, column, f"the number {quoted(value)[1:-1]} is too long; values fit in 32 bits")
             self.broken.add(tuple(self.path))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from rich.console import Console
 
 from fsm_spec import check, junit, pytest_case, recorded, report, sequence
 from fsm_spec.compile import compile_table
@@ -22,6 +21,7 @@ from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.findings import SpecFindings, nearest
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import load_policy
+from fsm_spec.screen import Screen
 
 if TYPE_CHECKING:
     from fsm_spec.check import Bounds, Checked, Decided
@@ -110,7 +110,7 @@ def execute(
         contents = [answer.content() for answer in answers]
         typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        console = Screen(highlight=False, soft_wrap=True)
 
         def command(answer: Answer, decided: Decided) -> str:
             return replay_command(answer, decided, bounds, reports)

@@ -126,10 +126,26 @@ def _pending(scope: Scope, transition: Transition, path: Path) -> Iterator[Viola
         yield (*path, "emit"), f"tokens are emitted, but pending is not set; {wanted}"
         return
     held = pieces(transition.set[PENDING])[-1]
-    if newest and not _same_end(scope, transition, held, last):
+    if not newest:
+        yield from _known_first(transition, held, path)
+        return
+    if not _same_end(scope, transition, held, last):
         yield (
             (*path, "set", PENDING),
             f"pending is the newest token, and the last one emitted is {quoted(str(last))}",
+        )
+
+
+def _known_first(transition: Transition, held: Piece, path: Path) -> Iterator[Violation]:
+    """Under the contract full, pending is the next token: a run starts with it, and it is then another one."""
+    first = transition.emit[0]
+    if first != Piece(PENDING):
+        message = f"under the contract full the next token is pending, and this run starts with {quoted(str(first))}"
+        yield (*path, "emit", 0), f"{message}; emit pending first"
+    elif held.name in {piece.name for piece in transition.emit if piece.stop is None}:
+        yield (
+            (*path, "set", PENDING),
+            f"{quoted(str(held))} is emitted here, so it is not what is known but not emitted",
         )
 
 

@@ -6,6 +6,7 @@ Broken behaviour: a rule of a decode algorithm would stand in one of them on its
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.model import load_model
 from fsm_spec.simulator.simulation import Simulation
 from fsm_spec.simulator.workload import Workload, parse_arrivals, parse_lengths
-from fsm_spec.table import Table
+from fsm_spec.table import Row, Table
 from fsm_spec.trace import TraceWriter, header
 
 Records = list[dict[str, Any]]
@@ -107,7 +108,7 @@ def simulated(table: Table) -> Records:
     return [record for record in steps(records) if record["round"] < ITERATIONS]
 
 
-MUTANTS = {
+MUTANTS: dict[str, tuple[str, str, Callable[[Row], dict[str, Any]]]] = {
     "keep one less": ("uno_linear", "verify", lambda row: {"keep": subtract(row.keep, Const(1))}),
     "emit one less": ("uno_linear", "verify", lambda row: {"emit": row.emit[:-1]}),
     "another target": ("isd", "cold", lambda _: {"target": "cold"}),
