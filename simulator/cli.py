@@ -64,7 +64,7 @@ def simulate(
     page_size: Annotated[int, typer.Option(help="Token slots a page.")] = 64,
     dtype: Annotated[str, typer.Option(help="Format of the weights: bf16, fp8 or int4.")] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help="Format of the KV cache: bf16 or fp8.")] = "bf16",
-    tp: Annotated[int, typer.Option("--tp", help="Accelerators that share the model.")] = 1,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Accelerators that share the model.")] = 1,
     adapter_rank: Annotated[
         int | None, typer.Option(help="Rank of the draft adapter; 128 if the spec has one.")
     ] = None,

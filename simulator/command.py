@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fsm_spec.drawing import svg
 from fsm_spec.errors import UserError
+from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.scenario import Prepared, prepare
@@ -105,7 +106,7 @@ def _print(
 
 def _show(draw: Callable[[Console], None]) -> None:
     """Print on standard output; a file or pipe gets no blanks at the ends of lines."""
-    console = Console()
+    console = Screen()
     if console.is_terminal:
         draw(console)
         return
