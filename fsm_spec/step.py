@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fsm_spec import expression
 from fsm_spec.expression import COMPARISONS, Const, Expr, Name, Op, to_text
-from fsm_spec.linear import difference
+from fsm_spec.linear import difference, simplify
 from fsm_spec.table import END, STOP, Row, Table
 
 if TYPE_CHECKING:
@@ -294,10 +294,22 @@ class _Source:
         """Spread a constant over the batch."""
         return self.emit.spread(int(text[2:].replace("m", "-"))) if text.startswith("k_") else text
 
+    def _joined(self, values: list[Expr]) -> list[Expr]:
+        """Let a row take the last row's value where its guard, a column or count with one value, makes them equal."""
+        joined = list(values)
+        for index, row in enumerate(self.rows[:-1]):
+            guard = row.guard
+            if isinstance(guard, Op) and guard.op == "==" and isinstance(guard.args[0], Name):
+                known = guard.args[1]
+                if isinstance(known, Const):
+                    last = simplify(expression.substitute(values[-1], {guard.args[0].name: known}))
+                    joined[index] = values[-1] if last == simplify(values[index]) else values[index]
+        return joined
+
     def _cut(self, guards: list[str]) -> dict[str, str]:
         """Emit the cut at the first stop token and the limit (see `oracle.py` for the plain reading)."""
         emit = self.emit
-        run = emit.choose(guards, [row.emit_count for row in self.rows])
+        run = emit.choose(guards, self._joined([row.emit_count for row in self.rows]))
         for name in ("limit", "emitted", "kv", STOP):
             emit.variable(name)
         cut = emit.bind(f"minimum(v_stop + 1, {emit.bind('v_limit - v_emitted')})")
@@ -305,7 +317,7 @@ class _Source:
         kept = emit.bind(f"minimum({cut}, {run})")
         # keep - (run - kept): the difference keep - run is a constant in most specs, so simplify before emitting.
         margins = [difference(row.keep, row.emit_count) for row in self.rows]
-        margin = emit.choose(guards, margins)
+        margin = emit.choose(guards, self._joined(margins))
         moved = kept if margin == "k_0" else emit.bind(f"{kept} + {margin}")
         return {
             "=done": done,
