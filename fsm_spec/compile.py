@@ -21,7 +21,7 @@ from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, SegmentPlan
 from fsm_spec.soundness import Fault, faults_of, shown_params
 from fsm_spec.spec import Lookup, Operation, Sample
-from fsm_spec.table import STOP, ArgPlan, CarryPlan, ColumnPlan, EventPlan, Row, StatePlan, Table
+from fsm_spec.table import ArgPlan, CarryPlan, ColumnPlan, EventPlan, Row, StatePlan, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -351,4 +351,4 @@ def _sources(transition: Transition) -> list[str]:
     return [transition.from_] if isinstance(transition.from_, str) else list(transition.from_)
 
 
-__all__ = ["STOP", "CompileError", "compile_table", "path_text", "resolve_params"]
+__all__ = ["CompileError", "compile_table", "path_text", "resolve_params"]

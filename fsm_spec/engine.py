@@ -78,7 +78,6 @@ class Iteration:
     """Report one iteration: launches run, requests finished, preempted, admitted; emitted tokens by request."""
 
     launches: int = 0
-    ran: int = 0
     finished: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     admitted: list[int] = field(default_factory=list)
@@ -270,7 +269,6 @@ class Engine:
 
     def _run(self, running: NDArray[np.int64], chunks: list[tuple[int, int]], report: Iteration) -> None:
         """Launch until every running request is back at a round state or at its end."""
-        report.ran = len(running)
         while len(running) or chunks:
             members = self._by_state(running)
             groups = [

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from fsm_spec import expression
+from fsm_spec import expression, life_cycle, table
 from fsm_spec.expression import Const, Expr, Name, evaluate, to_text
 from fsm_spec.findings import Path, closest, nearest, quoted, words
 from fsm_spec.linear import difference
@@ -21,7 +21,7 @@ Violation = tuple[Path, str]
 Kind = Literal["token", "law", "count"]
 
 # Columns that the life cycle, emit and keep move; a spec reads them.
-BUILT_IN_COLUMNS: Final = ("prompt", "limit", "emitted", "kv")
+BUILT_IN_COLUMNS: Final = tuple(name for name in table.BUILT_IN_COLUMNS if name != "state")
 PENDING: Final = "pending"
 # Names with a meaning of their own wherever a name may stand.
 RESERVED: Final = frozenset(
@@ -35,9 +35,9 @@ _KINDS: Final = {"token": "tokens", "law": "laws", "count": "a count"}
 # What an abstract model may read of the pool: slots a page, and slots in the pages that a request owns.
 PAGE_SIZE: Final = "page_size"
 OWNED: Final = "owned"
-LIFE_CYCLE_STATES: Final = ("wait", "prefill", "end")
+LIFE_CYCLE_STATES: Final = (table.WAIT, table.PREFILL, table.END)
 # A state's completion is an event of its name, so no state may be called like an event of the life cycle.
-LIFE_CYCLE_EVENTS: Final = ("admit", "chunk", "first", "preempt", "abort", "halt", "finish")
+LIFE_CYCLE_EVENTS: Final = (*life_cycle.EVENTS, "finish")
 
 
 @dataclass(frozen=True, slots=True)

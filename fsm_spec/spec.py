@@ -6,7 +6,6 @@ spelling is reported at its place; field descriptions become the hover texts of 
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -366,8 +365,3 @@ class Spec(Node):
     )
     transitions: list[Transition] = Field(description="what each event does", max_length=MAX_ITEMS)
     check: Check = Field(default_factory=Check, description="properties to check")
-
-
-def valid_name(text: str) -> bool:
-    """Tell whether a text may name a part of a spec."""
-    return re.fullmatch(NAME_PATTERN, text) is not None

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from fsm_spec import expression
-from fsm_spec.expression import COMPARISONS, Const, Expr, Name, Op, to_text
+from fsm_spec.expression import Const, Expr, Name, Op, to_text
 from fsm_spec.linear import difference, simplify
 from fsm_spec.table import END, STOP, Row, Table
 
@@ -343,4 +343,4 @@ def _slots_source(table: Table) -> str:
     return "\n    ".join(["def slots(c):", *loads, *emit.lines, f"return {{{', '.join(results)}}}"])
 
 
-__all__ = ["COMPARISONS", "Array", "Columns", "Step", "evaluate", "slots", "source_text", "step"]
+__all__ = ["Array", "Columns", "Step", "choose", "evaluate", "slots", "source_text", "step"]

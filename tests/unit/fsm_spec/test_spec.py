@@ -21,7 +21,6 @@ from fsm_spec.spec import (
     Spec,
     State,
     Transition,
-    valid_name,
 )
 
 MODELS = [kind for kind in vars(spec).values() if isinstance(kind, type) and issubclass(kind, BaseModel)]
@@ -101,10 +100,3 @@ def test_parts_do_not_change_after_loading() -> None:
         state.phase = "verify"
     with pytest.raises(ValidationError):
         Spec.model_validate({})
-
-
-def test_names() -> None:
-    """A name that no expression can spell would be accepted."""
-    assert [True, True, False, False, False] == [
-        valid_name(name) for name in ("a", "_b1", "1a", "a-b", "a\n")
-    ]
