@@ -100,3 +100,17 @@ def test_parts_do_not_change_after_loading() -> None:
         state.phase = "verify"
     with pytest.raises(ValidationError):
         Spec.model_validate({})
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"), [("a", True), ("_b1", True), ("1a", False), ("a-b", False), ("a\n", False)]
+)
+def test_names(name: str, *, fits: bool) -> None:
+    """A name that no expression can spell would be accepted."""
+    state = {name: {"phase": "draft", "kv": {}, "round": True, "start": True}}
+    data = {"spec": "s", "states": state, "transitions": []}
+    if fits:
+        assert name in Spec.model_validate(data).states
+    else:
+        with pytest.raises(ValidationError):
+            Spec.model_validate(data)
