@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fsm_spec.kernels.choose import Chooser
-from fsm_spec.kernels.law import SamplingRows, argmax_tokens, law
+from fsm_spec.kernels.law import SamplingRows, argmax_tokens, as_real, best_tokens, law
 from fsm_spec.kernels.randomness import Purpose
 from fsm_spec.kernels.sampling import sample
 
@@ -42,6 +42,14 @@ def _leading(stands: Tensor, count: Tensor) -> Tensor:
     """Count the live drafts before the first that does not stand: [B, R-1], [B] -> int64 [B]."""
     alive = torch.arange(stands.shape[1], device=stands.device) < count.unsqueeze(1)
     return (stands & alive).long().cumprod(1).sum(1)
+
+
+def _alive(drafts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the live drafts of [B, R-1] -> (request [m], depth [m])."""
+    request, depth = (torch.arange(drafts.shape[1], device=drafts.device) < count.unsqueeze(1)).nonzero(
+        as_tuple=True
+    )
+    return request, depth
 
 
 def _judge_by_equality(picks: Tensor, live: _Live, drafts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,8 +157,7 @@ def _verdicts(
 ) -> Tensor:
     """Draw the verdict on every live draft from the law (accept, reject) -> bool [B, R-1]."""
     stands = torch.zeros_like(drafts, dtype=torch.bool)
-    alive = torch.arange(drafts.shape[1], device=drafts.device) < count.unsqueeze(1)
-    request, depth = alive.nonzero(as_tuple=True)
+    request, depth = _alive(drafts, count)
     if not len(request):
         return stands
     token = drafts[request, depth]
@@ -171,7 +178,86 @@ def _residual(p: Tensor, rejected: Tensor, q: Tensor | None) -> Tensor:
     return torch.where(left.amax(1, keepdim=True) > 0, left, p)
 
 
+def accept_topk(
+    logits: Tensor, drafts: Tensor, count: Tensor, top: int | None, *, exclude: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Accept drafts whose logit reaches the k-th best of their row, k = `top`; next is the argmax. NOT lossless.
+
+    Shapes as in `accept_greedy`; `top` 1 differs from it in nothing but ties, which are accepted.
+    An impossible draft (logit -inf) never stands. Raises ValueError unless `top` is at least 1.
+    Source: I-DLM's fast verify.
+    """
+    if top is None or top < 1:
+        raise ValueError(f"top is {top}; the accept rule topk needs a whole number from 1")
+    live = _Live.gather(logits, count)
+    known = logits.shape[2] - (exclude is not None)
+    values, _ = best_tokens(live.logits, min(top, known), exclude)
+    request, depth = _alive(drafts, count)
+    row, token = live.row_of[request, depth], drafts[request, depth]
+    score = as_real(live.logits[row, token])
+    if exclude is not None:
+        score = score.masked_fill(token == exclude, -torch.inf)
+    stands = torch.zeros_like(drafts, dtype=torch.bool)
+    stands[request, depth] = (score >= values[row, -1]) & (score > -torch.inf)
+    accepted = _leading(stands, count)
+    ends = live.row_of.gather(1, accepted.unsqueeze(1)).squeeze(1)
+    return accepted, argmax_tokens(live.logits[ends], exclude)
+
+
+def accept_threshold(  # noqa: PLR0913 -- the operator's inputs, one each
+    logits: Tensor,
+    drafts: Tensor,
+    count: Tensor,
+    rows: SamplingRows,
+    seed: Tensor,
+    position: Tensor,
+    chooser: Chooser,
+    threshold: float | None,
+    *,
+    exclude: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Accept drafts with p(x) >= threshold; next is drawn from p after the accepted run. NOT lossless.
+
+    Shapes as in `accept_match`; p is the request's law, at temperature 0 a point mass.
+    Raises ValueError unless the threshold is above 0 and at most 1.
+    """
+    if threshold is None or not 0 < threshold <= 1:
+        raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number in (0, 1]")
+    live = _Live.gather(logits, count)
+    p = law(live.logits, rows.take(live.request), exclude)
+    request, depth = _alive(drafts, count)
+    stands = torch.zeros_like(drafts, dtype=torch.bool)
+    stands[request, depth] = p[live.row_of[request, depth], drafts[request, depth]] >= threshold
+    accepted = _leading(stands, count)
+    ends = accepted.unsqueeze(1)
+    final, where = p[live.row_of.gather(1, ends).squeeze(1)], position.gather(1, ends).squeeze(1)
+    return accepted, chooser.choose(final, seed, where, Purpose.TARGET)
+
+
+def accept_always(
+    logits: Tensor,
+    count: Tensor,
+    rows: SamplingRows,
+    seed: Tensor,
+    position: Tensor,
+    chooser: Chooser,
+    *,
+    exclude: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Accept every live draft unread; next is drawn from the last live row's law. NOT lossless.
+
+    Shapes as in `accept_match`. This is decoding with the verifier off.
+    """
+    ends = count.unsqueeze(1)
+    final = logits[torch.arange(len(count), device=logits.device), count]
+    where = position.gather(1, ends).squeeze(1)
+    token, _ = sample(final, rows, seed, where, Purpose.TARGET, chooser, exclude=exclude)
+    return count.clone(), token
+
+
 ACCEPT_RULES = ("greedy", "match", "rejection")
+# Rules whose output does not have the target's law, whatever the drafts.
+LOSSY_ACCEPT_RULES = ("topk", "threshold", "always")
 
 
 def accept(  # noqa: PLR0913 -- the operator's inputs, one each
@@ -185,13 +271,26 @@ def accept(  # noqa: PLR0913 -- the operator's inputs, one each
     chooser: Chooser,
     *,
     q: Tensor | None = None,
+    top: int | None = None,
+    threshold: float | None = None,
     exclude: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Apply the rule of that name; q is read by `rejection` only. Raises ValueError for an unknown rule."""
+    """Apply the rule of that name; `q`, `top` and `threshold` are read by the rule that needs them.
+
+    Raises ValueError for an unknown rule.
+    """
+    draws = (rows, seed, position, chooser)
     if rule == "greedy":
         return accept_greedy(logits, drafts, count, exclude=exclude)
     if rule == "match":
-        return accept_match(logits, drafts, count, rows, seed, position, chooser, exclude=exclude)
+        return accept_match(logits, drafts, count, *draws, exclude=exclude)
     if rule == "rejection":
-        return accept_rejection(logits, drafts, count, rows, seed, position, chooser, q=q, exclude=exclude)
-    raise ValueError(f"unknown accept rule {rule!r}; give one of {', '.join(ACCEPT_RULES)}")
+        return accept_rejection(logits, drafts, count, *draws, q=q, exclude=exclude)
+    if rule == "topk":
+        return accept_topk(logits, drafts, count, top, exclude=exclude)
+    if rule == "threshold":
+        return accept_threshold(logits, drafts, count, *draws, threshold, exclude=exclude)
+    if rule == "always":
+        return accept_always(logits, count, *draws, exclude=exclude)
+    known = ", ".join((*ACCEPT_RULES, *LOSSY_ACCEPT_RULES))
+    raise ValueError(f"unknown accept rule {rule!r}; give one of {known}")

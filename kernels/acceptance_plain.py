@@ -5,6 +5,7 @@ A draw is made only when its result is needed, so no random number is used by tw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fsm_spec.kernels.choose import Key, PlainChooser
@@ -24,11 +25,14 @@ def accept_plain(  # noqa: PLR0913 -- the operator's inputs, one each
     chooser: PlainChooser,
     *,
     q: Laws | None = None,
+    top: int | None = None,
+    threshold: float | None = None,
     exclude: int | None = None,
 ) -> tuple[int, int]:
     """Judge the drafts of one request -> (accepted, next).
 
-    One row of logits, and its predicted position, for each draft and one more; q is read by `rejection` only.
+    One row of logits, and its predicted position, for each draft and one more.
+    `q`, `top` and `threshold` are read by the rules `rejection`, `topk` and `threshold` only.
     Raises ValueError for an unknown rule or another number of rows.
     """
     if len(logits) != len(drafts) + 1:
@@ -41,7 +45,38 @@ def accept_plain(  # noqa: PLR0913 -- the operator's inputs, one each
         return _matched(laws, drafts, seed, position, chooser)
     if rule == "rejection":
         return _rejected(laws, drafts, seed, position, chooser, q)
-    raise ValueError(f"unknown accept rule {rule!r}")
+    if rule not in ("topk", "threshold", "always"):
+        raise ValueError(f"unknown accept rule {rule!r}")
+    if rule == "topk":
+        accepted = _among_best(logits, drafts, top, exclude)
+        laws = [law_plain(row, SamplingParams(), exclude) for row in logits]
+    elif rule == "threshold":
+        accepted = _likely(laws, drafts, threshold)
+    else:
+        accepted = len(drafts)
+    return accepted, chooser.choose_one(laws[accepted], Key(seed, position[accepted], Purpose.TARGET))
+
+
+def _among_best(logits: Laws, drafts: Sequence[int], top: int | None, exclude: int | None) -> int:
+    """Count the leading drafts whose logit reaches the k-th best of their row."""
+    if top is None or top < 1:
+        raise ValueError(f"top is {top}; the accept rule topk needs a whole number from 1")
+    for row, draft in enumerate(drafts):
+        scores = [-math.inf if token == exclude else score for token, score in enumerate(logits[row])]
+        kth = sorted(scores, reverse=True)[min(top, len(scores)) - 1]
+        if scores[draft] < kth or scores[draft] == -math.inf:
+            return row
+    return len(drafts)
+
+
+def _likely(laws: Laws, drafts: Sequence[int], threshold: float | None) -> int:
+    """Count the leading drafts whose probability reaches the threshold."""
+    if threshold is None or not 0 < threshold <= 1:
+        raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number in (0, 1]")
+    for row, draft in enumerate(drafts):
+        if laws[row][draft] < threshold:
+            return row
+    return len(drafts)
 
 
 def _matched(

@@ -186,6 +186,23 @@ def _reached_by(scores: Tensor, k: int) -> Tensor:
     return scores[:, : blocks * _BLOCK].reshape(-1, blocks, _BLOCK).amax(-1).topk(k).values[:, -1]
 
 
+def best_tokens(scores: Tensor, k: int, exclude: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return the k best of each row, best first, the lower id on ties: [n, V] -> (values, tokens) [n, k].
+
+    `exclude` is never among them. Raises ValueError where fewer than k tokens are left.
+    """
+    left = scores.shape[1] - (exclude is not None)
+    if not 1 <= k <= left:
+        raise ValueError(f"the best {k} of {left} tokens are asked for; give a number from 1 to {left}")
+    scores = as_real(scores) if exclude is None else _without(as_real(scores), exclude)
+    _, token, own, values = _at_least(scores, _reached_by(scores, k))
+    tokens = torch.zeros_like(values, dtype=torch.int64)
+    tokens[own] = token
+    # Rows are gathered in order of ids, and filled up behind them: a stable sort keeps the lower id first.
+    values, order = values.sort(dim=-1, stable=True, descending=True)
+    return values[:, :k], tokens.gather(1, order[:, :k])
+
+
 def in_nucleus(mass_before: Tensor, top_p: Tensor) -> Tensor:
     """Tell whether top-p keeps a token, given the mass of the tokens before it: the one boundary of all laws.
 

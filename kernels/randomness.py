@@ -49,6 +49,14 @@ def philox(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tu
     return c0, c1, c2, c3
 
 
+def salted(position: Word, salt: Word) -> Word:
+    """Name one of several draws for the same position and purpose: the salt fills the counter's second word.
+
+    `position` in 0..2**32-1, `salt` in 0..2**31-1; a salt of 0 is the position itself.
+    """
+    return position + (salt << 32)
+
+
 def _bits53(seed: Word, position: Word, purpose: int) -> Word:
     """Return 53 random bits each: the key is the seed, the counter is (position, purpose)."""
     zero = position & 0

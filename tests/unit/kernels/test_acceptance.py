@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsm_spec.kernels.acceptance import ACCEPT_RULES, accept
+from fsm_spec.kernels.acceptance import ACCEPT_RULES, LOSSY_ACCEPT_RULES, accept
 from fsm_spec.kernels.acceptance_plain import accept_plain
 from fsm_spec.kernels.choose import CounterChooser, Key
 from fsm_spec.kernels.law import SamplingParams, SamplingRows, law
 from fsm_spec.kernels.randomness import Purpose
 
 CHOOSER = CounterChooser()
+ALL_RULES = (*ACCEPT_RULES, *LOSSY_ACCEPT_RULES)
+OPTIONS = {"topk": {"top": 2}, "threshold": {"threshold": 0.2}}
 DEPTH, VOCABULARY = 4, 6
 CHOICES = [
     SamplingParams(),
@@ -52,6 +54,7 @@ class Case:
             CHOOSER,
             q=self.q,
             exclude=exclude,
+            **OPTIONS.get(rule, {}),  # type: ignore[arg-type]
         )
         return accepted.tolist(), token.tolist()
 
@@ -71,6 +74,7 @@ class Case:
                     CHOOSER,
                     q=None if self.q is None else self.q[request, :live].tolist(),
                     exclude=exclude,
+                    **OPTIONS.get(rule, {}),  # type: ignore[arg-type]
                 )
             )
         return [accepted for accepted, _ in results], [token for _, token in results]
@@ -101,7 +105,7 @@ def make_case(trial: int, *, with_q: bool, batch: int = 5) -> Case:
     return Case(logits, drafts, count, params, seed, position, q if with_q else None)
 
 
-@pytest.mark.parametrize("rule", ACCEPT_RULES)
+@pytest.mark.parametrize("rule", ALL_RULES)
 @pytest.mark.parametrize("with_q", [False, True])
 def test_batch_equals_plain(rule: str, *, with_q: bool) -> None:
     """A ragged batch of mixed requests gives each what the plain reading gives (D9); dead rows are unread."""
@@ -112,10 +116,12 @@ def test_batch_equals_plain(rule: str, *, with_q: bool) -> None:
         expected = case.judge_plain(rule, exclude)
         assert expected == case.judge(rule, exclude)
         seen.update(zip(expected[0], case.count.tolist(), strict=True))
-    assert all((accepted, count) in seen for count in range(DEPTH) for accepted in range(count + 1))
+    fewest = DEPTH if rule == "always" else 0
+    expected_seen = {(n, count) for count in range(DEPTH) for n in range(min(count, fewest), count + 1)}
+    assert expected_seen == seen
 
 
-@pytest.mark.parametrize("rule", ACCEPT_RULES)
+@pytest.mark.parametrize("rule", ALL_RULES)
 def test_request_does_not_depend_on_batch(rule: str) -> None:
     """A request's float32 result is the same alone and in a batch."""
     torch.manual_seed(1)
@@ -131,7 +137,7 @@ def test_request_does_not_depend_on_batch(rule: str) -> None:
         assert ([whole[0][request]], [whole[1][request]]) == alone.judge(rule)
 
 
-@pytest.mark.parametrize("rule", ACCEPT_RULES)
+@pytest.mark.parametrize("rule", ALL_RULES)
 def test_inputs_are_unmodified(rule: str) -> None:
     """No operand is written to, for full and ragged batches (D11)."""
     for count in ([3, 3], [1, 3]):
@@ -236,6 +242,70 @@ def test_greedy_rule_ignores_temperature() -> None:
         case.logits, case.drafts, case.count, [SamplingParams(2.0)] * 5, case.seed, case.position, None
     )
     assert case.judge("greedy") == hot.judge("greedy")
+
+
+def single_lossy(rule: str, p: list[list[float]], drafts: list[int], **options: float) -> tuple[int, int]:
+    """Judge the drafts of one greedy request by a rule without a law of its own."""
+    accepted, token = accept(
+        rule,
+        torch.tensor([p], dtype=torch.float64).log(),
+        torch.tensor([drafts]),
+        torch.tensor([len(drafts)]),
+        SamplingRows.of([SamplingParams()]),
+        torch.tensor([0]),
+        torch.arange(len(p)).unsqueeze(0),
+        CHOOSER,
+        **options,  # type: ignore[arg-type]
+    )
+    plain = accept_plain(
+        rule,
+        torch.tensor(p, dtype=torch.float64).log().tolist(),
+        drafts,
+        SamplingParams(),
+        0,
+        list(range(len(p))),
+        CHOOSER,
+        **options,  # type: ignore[arg-type]
+    )
+    assert plain == (int(accepted), int(token))
+    return plain
+
+
+def test_topk_accepts_ties_and_nothing_impossible() -> None:
+    """A draft that ties with the k-th best stands; one that the target never gives does not, however large k."""
+    row = [0.5, 0.25, 0.25, 0.0]
+    assert single_lossy("topk", [row, row], [2], top=2) == (1, 0)
+    assert single_lossy("topk", [row, row], [1], top=1) == (0, 0)
+    assert single_lossy("topk", [row, row], [3], top=9) == (0, 0)
+    assert single_lossy("topk", [row, row], [2], top=9) == (1, 0)
+
+
+def test_threshold_is_reached_by_equality() -> None:
+    """A probability equal to the threshold stands; at temperature 0 only the argmax has any."""
+    p = [[0.5, 0.25, 0.25]] * 2
+    assert single_lossy("threshold", p, [0], threshold=1.0) == (1, 0)
+    assert single_lossy("threshold", p, [1], threshold=0.1) == (0, 0)
+    logits, drafts = torch.tensor([p], dtype=torch.float64).log(), torch.tensor([[1]])
+    rows, where = SamplingRows.of([SamplingParams(1.0)]), torch.arange(2).unsqueeze(0)
+    one = torch.tensor([1])
+    for threshold, stands in ((0.25, 1), (0.26, 0)):
+        accepted, _ = accept("threshold", logits, drafts, one, rows, one, where, CHOOSER, threshold=threshold)
+        assert stands == int(accepted)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [("topk", {}), ("topk", {"top": 0}), ("threshold", {}), ("threshold", {"threshold": 0.0})],
+)
+def test_lossy_rules_need_their_number(rule: str, options: dict[str, float]) -> None:
+    """A rule without its number is refused by both readings."""
+    case = make_case(1, with_q=False)
+    message = "the accept rule .* needs"
+    operands = (case.logits, case.drafts, case.count, SamplingRows.of(case.params), case.seed, case.position)
+    with pytest.raises(ValueError, match=message):
+        accept(rule, *operands, CHOOSER, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        accept_plain(rule, [[0.0]], [], SamplingParams(), 0, [0], CHOOSER, **options)  # type: ignore[arg-type]
 
 
 def test_unknown_rule_and_bad_shape() -> None:

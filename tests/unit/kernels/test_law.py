@@ -8,7 +8,15 @@ import random
 import pytest
 import torch
 
-from fsm_spec.kernels.law import SamplingParams, SamplingRows, argmax_tokens, in_nucleus, law, law_plain
+from fsm_spec.kernels.law import (
+    SamplingParams,
+    SamplingRows,
+    argmax_tokens,
+    best_tokens,
+    in_nucleus,
+    law,
+    law_plain,
+)
 
 DYADIC = [0.5, 0.25, 0.125, 0.125]  # sums and logarithms to base 2 without rounding
 
@@ -142,6 +150,28 @@ def test_rows_follow_their_parameters() -> None:
     only_greedy = law(logits[1:2], rows.take(torch.tensor([1])))
     torch.testing.assert_close(torch.tensor(expected[1:], dtype=torch.float64), only_greedy)
     assert (0, 6) == law(logits[:0], rows.take(index[:0])).shape
+
+
+@pytest.mark.parametrize("width", [7, 700, 70_000])
+def test_best_tokens_are_those_of_a_stable_sort(width: int) -> None:
+    """The k best come in order, the lower id first on ties, also across blocks and among impossible tokens."""
+    torch.manual_seed(width)
+    logits = torch.randint(0, 9, (4, width)).float()
+    logits[1, 3:] = -torch.inf
+    before = logits.clone()
+    for k in (1, 3, 6):
+        values, order = logits.sort(dim=-1, stable=True, descending=True)
+        found, tokens = best_tokens(logits, k)
+        assert order[:, :k].equal(tokens)
+        assert values[:, :k].equal(found)
+        without = logits.clone()
+        without[:, 2] = -torch.inf
+        expected = without.sort(dim=-1, stable=True, descending=True).indices[0, :k]
+        assert expected.equal(best_tokens(logits, k, exclude=2)[1][0])
+    assert before.equal(logits)
+    for k, exclude in ((width + 1, None), (width, 2), (0, None)):
+        with pytest.raises(ValueError, match=f"the best {k} of"):
+            best_tokens(logits, k, exclude)
 
 
 @pytest.mark.parametrize(

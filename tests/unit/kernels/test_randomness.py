@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fsm_spec.kernels.randomness import Purpose, philox, uniform, uniform_plain
+from fsm_spec.kernels.randomness import Purpose, philox, salted, uniform, uniform_plain
 
 ONES = 0xFFFFFFFF
 # The known-answer vectors of Random123, the authors' own implementation (kat_vectors, philox4x32 10).
@@ -58,6 +58,18 @@ def test_no_number_is_shared() -> None:
     seed, position = torch.arange(40).repeat_interleave(40), torch.arange(40).repeat(40)
     numbers = torch.cat([uniform(seed, position, purpose) for purpose in Purpose])
     assert len(Purpose) * 1600 == len(set(numbers.tolist()))
+
+
+def test_salts_name_further_numbers() -> None:
+    """Draws for one position are told apart by their salt, in both readings, and salt 0 is the position."""
+    position, salt = torch.arange(40).repeat(40), torch.arange(40).repeat_interleave(40)
+    names = salted(position, salt)
+    assert 1600 == len(set(uniform(torch.zeros_like(names), names, Purpose.DRAFT).tolist()))
+    assert names.tolist() == [
+        salted(at, mark) for at, mark in zip(position.tolist(), salt.tolist(), strict=True)
+    ]
+    assert position[:40].equal(names[:40])
+    assert 2**63 - 1 == salted(2**32 - 1, 2**31 - 1)
 
 
 def test_uniform_law() -> None:
