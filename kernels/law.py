@@ -194,13 +194,19 @@ def best_tokens(scores: Tensor, k: int, exclude: int | None = None) -> tuple[Ten
     left = scores.shape[1] - (exclude is not None)
     if not 1 <= k <= left:
         raise ValueError(f"the best {k} of {left} tokens are asked for; give a number from 1 to {left}")
-    scores = as_real(scores) if exclude is None else _without(as_real(scores), exclude)
-    _, token, own, values = _at_least(scores, _reached_by(scores, k))
+    scores = as_real(scores)
+    _, token, own, values = _at_least(scores, _reached_by(scores, k + (exclude is not None)))
     tokens = torch.zeros_like(values, dtype=torch.int64)
     tokens[own] = token
     # Rows are gathered in order of ids, and filled up behind them: a stable sort keeps the lower id first.
     values, order = values.sort(dim=-1, stable=True, descending=True)
-    return values[:, :k], tokens.gather(1, order[:, :k])
+    tokens = tokens.gather(1, order)
+    if exclude is not None:
+        # One more than k were found; the excluded token, if among them, goes behind all others.
+        values, tokens = values[:, : k + 1], tokens[:, : k + 1]
+        order = (tokens == exclude).long().sort(dim=-1, stable=True).indices
+        values, tokens = values.gather(1, order), tokens.gather(1, order)
+    return values[:, :k], tokens[:, :k]
 
 
 def in_nucleus(mass_before: Tensor, top_p: Tensor) -> Tensor:

@@ -164,14 +164,16 @@ def test_best_tokens_are_those_of_a_stable_sort(width: int) -> None:
         found, tokens = best_tokens(logits, k)
         assert order[:, :k].equal(tokens)
         assert values[:, :k].equal(found)
-        without = logits.clone()
-        without[:, 2] = -torch.inf
-        expected = without.sort(dim=-1, stable=True, descending=True).indices[0, :k]
-        assert expected.equal(best_tokens(logits, k, exclude=2)[1][0])
+        for exclude in (0, 2, width - 1):
+            kept = torch.tensor([token for token in range(width) if token != exclude])
+            others = logits[:, kept].sort(dim=-1, stable=True, descending=True)
+            found, tokens = best_tokens(logits, k, exclude)
+            assert kept[others.indices[:, :k]].equal(tokens)
+            assert others.values[:, :k].equal(found)
     assert before.equal(logits)
-    for k, exclude in ((width + 1, None), (width, 2), (0, None)):
+    for k, excluded in ((width + 1, None), (width, 2), (0, None)):
         with pytest.raises(ValueError, match=f"the best {k} of"):
-            best_tokens(logits, k, exclude)
+            best_tokens(logits, k, excluded)
 
 
 @pytest.mark.parametrize(

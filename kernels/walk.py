@@ -1,0 +1,134 @@
+"""The `walk` operator: which path of a draft tree stands, and the token after it.
+
+Row i of a request reads node i: its logits judge the node's children and give the token after a path that ends
+there. Both rules are lossless: whatever the tree, the emitted tokens have the target's law.
+The same rules in plain Python are `walk_plain.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsm_spec.kernels.choose import Chooser
+from fsm_spec.kernels.law import SamplingRows, argmax_tokens, law
+from fsm_spec.kernels.randomness import Purpose, salted
+from fsm_spec.kernels.tree import NO_NODE, Tree
+
+
+class Walk(NamedTuple):
+    """Hold where the walks of n requests ended; `deepest` is the most edges of a path."""
+
+    accepted: Tensor  # int64 [n], edges walked
+    path: Tensor  # int64 [n, deepest + 1], nodes from the root, NO_NODE behind the last
+    run: Tensor  # int64 [n, deepest + 1], their tokens, NO_NODE behind the last
+    next: Tensor  # int64 [n, 1], the token after the path
+
+
+def walk_match(tree: Tree, picks: Tensor, deepest: int) -> Walk:
+    """Walk from the root to the child that carries the node's picked token, until there is none; emit that pick.
+
+    picks int64 [n, v]: the target's own token for each node (its argmax at temperature 0), drawn as plain decoding
+    draws it. Of several children with the same token the first is taken. No tree has more than `deepest` levels.
+    Every emitted token behind the root is a pick, so the output is that of plain decoding.
+
+    Source: target-only sampling of EAGLE trees in SGLang; Uno's tree sampler.
+    """
+    alive = _alive(tree)
+    node = torch.zeros_like(tree.count)
+    path = torch.full((len(node), deepest + 1), NO_NODE, dtype=torch.int64, device=node.device)
+    path[:, 0] = 0
+    walking = torch.ones_like(node, dtype=torch.bool)
+    for depth in range(1, deepest + 1):
+        pick = picks.gather(1, node.unsqueeze(1))
+        child, found = _first((tree.parents == node.unsqueeze(1)) & (tree.tokens == pick) & alive)
+        walking = walking & found
+        node = torch.where(walking, child, node)
+        path[:, depth] = torch.where(walking, child, NO_NODE)
+    return _walk(tree, path, picks.gather(1, node.unsqueeze(1)))
+
+
+def walk_residual(
+    logits: Tensor,
+    tree: Tree,
+    rows: SamplingRows,
+    seeds: Tensor,
+    positions: Tensor,
+    chooser: Chooser,
+    deepest: int,
+    *,
+    exclude: int | None = None,
+) -> Walk:
+    """Try a node's children in order, each against what is left of the node's law, until none is left.
+
+    Shapes: logits [n, v, V]; positions [n, v] of the tokens that the rows predict; seeds int64 [n].
+    A child x is accepted with probability p(x); a rejected one's mass is taken out of p and the rest made a law
+    again, so a second child of the same token never stands. The next token is drawn from the law left at the last
+    node. At temperature 0 this is `walk_match` with argmaxes. Rows of dead nodes are not read.
+
+    Source: EAGLE-3 (SafeAILab/EAGLE), which takes proposals that are a function of the tokens before them: q is 1.
+    """
+    if rows.all_greedy:
+        best = argmax_tokens(logits.flatten(0, 1), exclude)
+        return walk_match(tree, best.view(logits.shape[:2]), deepest)
+    alive, index = _alive(tree), torch.arange(tree.tokens.shape[1], device=logits.device)
+    node, tried = torch.zeros_like(tree.count), torch.zeros_like(tree.count)
+    cut = torch.zeros_like(node, dtype=torch.bool)
+    path = torch.full((len(node), deepest + 1), NO_NODE, dtype=torch.int64, device=node.device)
+    path[:, 0] = 0
+    p = law(logits[:, 0], rows, exclude)
+    while True:
+        untried = (tree.parents == node.unsqueeze(1)) & (index > tried.unsqueeze(1)) & alive
+        child, found = _first(untried)
+        at = found.nonzero().squeeze(1)
+        if not len(at):
+            break
+        tried[at] = child[at]
+        token = tree.tokens[at, child[at]]
+        where = salted(positions[at, node[at]], child[at])
+        verdict = chooser.choose(_chances(p[at], token), seeds[at], where, Purpose.ACCEPT)
+        moved, stays = at[verdict == 0], verdict == 1
+        node[moved] = child[moved]
+        path[moved, tree.depths[moved, child[moved]]] = child[moved]
+        p[moved] = law(logits[moved, node[moved]], rows.take(moved), exclude)
+        cut[moved] = False
+        p[at[stays], token[stays]] = 0.0
+        cut[at[stays]] = True
+    where = positions.gather(1, node.unsqueeze(1)).squeeze(1)
+    return _walk(tree, path, _last_tokens(p, cut, seeds, where, chooser).unsqueeze(1))
+
+
+def _chances(p: Tensor, token: Tensor) -> Tensor:
+    """Return the laws (accept, reject) of one token each against p [m, V], not normalised -> float64 [m, 2]."""
+    # A token that holds all the mass left has chance 1 exactly: it is rejected by no rounding.
+    chance = p.gather(1, token.unsqueeze(1)).to(torch.float64) / p.sum(1, keepdim=True, dtype=torch.float64)
+    chance = chance.clamp(max=1.0)
+    return torch.cat([chance, 1 - chance], dim=1)
+
+
+def _last_tokens(p: Tensor, cut: Tensor, seeds: Tensor, where: Tensor, chooser: Chooser) -> Tensor:
+    """Draw from p [n, V]: the correction where a child was rejected (`cut`), else the bonus token -> int64 [n]."""
+    token = torch.empty_like(where)
+    for ends, purpose in ((~cut, Purpose.TARGET), (cut, Purpose.RESIDUAL)):
+        at = ends.nonzero().squeeze(1)
+        if len(at):
+            token[at] = chooser.choose(p[at], seeds[at], where[at], purpose)
+    return token
+
+
+def _alive(tree: Tree) -> Tensor:
+    """Tell which nodes are there, bool [n, v]."""
+    return torch.arange(tree.tokens.shape[1], device=tree.tokens.device) < tree.count.unsqueeze(1)
+
+
+def _first(flags: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first true column of each row, and whether there is one: bool [n, v] -> int64 [n], bool [n]."""
+    return flags.long().argmax(1), flags.any(1)
+
+
+def _walk(tree: Tree, path: Tensor, token: Tensor) -> Walk:
+    """Read a path off the tree."""
+    run = torch.where(path == NO_NODE, NO_NODE, tree.tokens.gather(1, path.clamp(min=0)))
+    return Walk((path != NO_NODE).sum(1) - 1, path, run, token)
