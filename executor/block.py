@@ -16,6 +16,7 @@ from fsm_spec.executor.carry import EMPTY, MASK, NOISE, TEXT, Scope
 from fsm_spec.executor.request import Tokens
 from fsm_spec.expression import Const, Expr, Name
 from fsm_spec.kernels.randomness import Purpose, uniform
+from fsm_spec.kernels.unmask import MASKED
 from fsm_spec.linear import difference
 from fsm_spec.piece import Piece
 from fsm_spec.plan import ForwardPlan
@@ -120,6 +121,15 @@ class Layout:
         return Shape(live, mask, gated, bool(gated.any()), [(number[own], own) for own in rows])
 
 
+def ancestors(parents: Integers) -> torch.Tensor:
+    """Give the mask of a tree's nodes, bool [v, v], whose parents stand before them (-1: no parent)."""
+    mask = np.eye(len(parents), dtype=np.bool_)
+    for node, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return torch.from_numpy(mask)
+
+
 class ReadRows:
     """Hold the m live rows that one operator reads, request after request.
 
@@ -158,6 +168,7 @@ class Block:
         "_seeds",
         "_vocabulary",
         "layout",
+        "masks",
         "positions",
         "readers",
         "scope",
@@ -175,7 +186,22 @@ class Block:
         self._even = all(shape is self.shapes[0] for shape in self.shapes)
         self.positions = layout.place(columns, slots=False)
         self.slots = self.positions if layout.same_slot else layout.place(columns, slots=True)
+        self.masks = [shape.mask for shape in self.shapes]
+        if layout.plan.tree is not None:
+            self._hang(layout.plan.tree)
         self.readers = [self._read_by(index) for index in range(len(layout.plan.operators))]
+
+    def _hang(self, name: str) -> None:
+        """Place the nodes of each request's tree: position by depth, sight of the ancestors and itself."""
+        trees = [self.scope.tree(name, member) for member in range(len(self.scope.requests))]
+        depths = np.stack([tree.depths[0].numpy() for tree in trees])
+        # Nodes lie in slots one behind the other, and stand at the positions of their depths.
+        self.slots = self.positions
+        self.positions = self.positions[:, :1] + depths[:, : self.positions.shape[1]]
+        self.masks = [
+            ancestors(tree.parents[0].numpy()[shape.live])
+            for tree, shape in zip(trees, self.shapes, strict=True)
+        ]
 
     def flat(self, values: Integers) -> Integers:
         """Take the live rows out of [n, R], request after request: [T]."""
@@ -214,8 +240,12 @@ class Block:
                 into[:] = scope.mask_id
             elif segment.source.name == NOISE:
                 into[:] = self._noise(self.positions[:, segment.first : segment.first + segment.max_count])
+            elif segment.source.name == self.layout.plan.tree:
+                for member in range(len(into)):
+                    into[member] = scope.tree(segment.source.name, member).tokens[0].numpy()[: into.shape[1]]
             else:
                 self._read(segment.source, into)
+                into[into == MASKED] = scope.mask_id
         return ids
 
     def _noise(self, positions: Integers) -> Tokens:

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.expression import Const, Expr, Name, evaluate
+from fsm_spec.kernels.tree import Tree
+from fsm_spec.kernels.unmask import MASKED
 from fsm_spec.piece import Piece
 from fsm_spec.table import CarryPlan
 
-Output = Tokens | torch.Tensor
+Output = Tokens | torch.Tensor | Tree
 Integers = NDArray[np.int32]
 
 TEXT, MASK, NOISE = "text", "mask", "noise"
@@ -33,10 +35,13 @@ class Carries:
     def __init__(self, plans: Sequence[CarryPlan]) -> None:
         self.tokens: dict[str, Tokens] = {}
         self.laws: dict[str, dict[int, torch.Tensor]] = {}
+        self.trees: dict[str, dict[int, Tree]] = {}
         self._free = list(range(_FIRST_CAPACITY - 1, -1, -1))
         for plan in plans:
             if plan.type == "law":
                 self.laws[plan.name] = {}
+            elif plan.type == "tree":
+                self.trees[plan.name] = {}
             else:
                 self.tokens[plan.name] = np.full((_FIRST_CAPACITY, plan.shape[0] or 0), EMPTY, np.int64)
 
@@ -57,6 +62,8 @@ class Carries:
             values[line] = EMPTY
         for laws in self.laws.values():
             laws.pop(line, None)
+        for trees in self.trees.values():
+            trees.pop(line, None)
 
     def _grow(self) -> None:
         size = 2 * max((len(values) for values in self.tokens.values()), default=_FIRST_CAPACITY)
@@ -70,7 +77,7 @@ class Scope:
     """Hold what pieces of a transition may read: text, carries, outputs, and integers before the event.
 
     `requests` and `lines` are parallel; `integers` are columns and arguments, [n]; `outputs` are arrays [n, length]
-    of tokens and tensors [n, length, vocabulary] of laws.
+    of tokens and of rows, tensors [n, length, vocabulary] of laws, and trees of n requests.
     """
 
     requests: Sequence[Request]
@@ -79,6 +86,10 @@ class Scope:
     integers: dict[str, Integers]
     outputs: dict[str, Output]
     mask_id: int
+
+    def numbers(self, expr: Expr) -> NDArray[np.int64]:
+        """Evaluate an expression over columns and counts for all members, int64 [n]."""
+        return np.array([self.edge(expr, member) for member in range(len(self.requests))], np.int64)
 
     def edge(self, expr: Expr | None, member: int) -> int:
         """Evaluate a bound of a piece for one member."""
@@ -109,21 +120,32 @@ class Scope:
         parts = []
         for piece in pieces:
             output = self.outputs.get(piece.name)
+            assert output is None or isinstance(output, torch.Tensor)
             whole = (
                 self.carries.laws[piece.name][int(self.lines[member])] if output is None else output[member]
             )
-            assert isinstance(whole, torch.Tensor)
             parts.append(whole[self.edge(piece.start, member) : self.edge(piece.stop, member)])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def tree(self, name: str, member: int) -> Tree:
+        """Read the tree of one member, as the tree of one request."""
+        output = self.outputs.get(name)
+        if output is None:
+            return self.carries.trees[name][int(self.lines[member])]
+        assert isinstance(output, Tree)
+        return output.take(member)
+
     def new_tokens(self, pieces: Sequence[Piece], member: int, length: int) -> Tokens:
-        """Compute what a token carry of that length becomes; `mask` fills what the other pieces leave."""
+        """Compute what a token carry of that length becomes; `mask` fills what the other pieces leave.
+
+        A mask is told from text by MASKED and not by the mask's id, which may well stand in a prompt.
+        """
         parts = [None if piece.name == MASK else self.tokens(piece, member) for piece in pieces]
         value = np.full(length, EMPTY, np.int64)
         spare = length - sum(len(part) for part in parts if part is not None)
         at = 0
         for part in parts:
             size = spare if part is None else len(part)
-            value[at : at + size] = self.mask_id if part is None else part
+            value[at : at + size] = MASKED if part is None else part
             at += size
         return value

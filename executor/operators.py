@@ -22,12 +22,14 @@ from fsm_spec.kernels.choose import Chooser
 from fsm_spec.kernels.law import SamplingRows
 from fsm_spec.kernels.operators import OPERATORS
 from fsm_spec.kernels.randomness import Purpose
-from fsm_spec.operators import OPERATORS as REGISTRY
+from fsm_spec.kernels.tree import Tree
 from fsm_spec.piece import Piece
 from fsm_spec.plan import OperatorPlan
 
 Reading = Callable[..., Any]
 Counts = NDArray[np.int64]
+# Outputs that are read as arrays; laws and trees stay what the readings give.
+_HOST = ("token", "index")
 
 
 @dataclass(frozen=True)
@@ -71,25 +73,118 @@ class Operators:
             part = logits[at : at + len(rows.positions)]
             at += len(rows.positions)
             values = self._run_one(plan, block, part, rows, sampling)
-            for name, value, output in zip(plan.out, values, REGISTRY[plan.key].outputs, strict=False):
+            for value, output in zip(values, plan.outputs, strict=False):
                 if output.kind == "count":
-                    args[name] = value.numpy().astype(np.int32)
+                    args[output.name] = value.numpy().astype(np.int32)
                 else:
-                    block.scope.outputs[name] = value.numpy() if output.kind == "tokens" else value
+                    block.scope.outputs[output.name] = value.numpy() if output.kind in _HOST else value
         block.scope.integers.update(args)
         return args
 
     def _run_one(
         self, plan: OperatorPlan, block: Block, logits: torch.Tensor, rows: ReadRows, sampling: Sampling
-    ) -> Sequence[torch.Tensor]:
+    ) -> Sequence[Any]:
         """Call a reading with the inputs of its kind."""
-        reading = self.readings[plan.key]
-        if plan.op == "lookup":
-            texts = [request.text for request in block.scope.requests]
-            return reading(texts, plan.size, plan.shortest, plan.longest)  # type: ignore[no-any-return]
-        if plan.op == "accept":
-            return self._accept(reading, plan, block.scope, logits, rows, sampling)
-        return self._sample(reading, plan, block.scope, logits, rows, sampling)
+        calls: dict[str, Callable[..., Sequence[Any]]] = {
+            "sample": self._sample,
+            "accept": self._accept,
+            "unmask": self._unmask,
+            "grow": self._grow,
+            "walk": self._walk,
+            "lookup": self._lookup,
+        }
+        return calls[plan.op](self.readings[plan.key], plan, block.scope, logits, rows, sampling)
+
+    def _lookup(
+        self,
+        reading: Reading,
+        plan: OperatorPlan,
+        scope: Scope,
+        *_: object,
+    ) -> Sequence[torch.Tensor]:
+        """Look for what followed the newest tokens -> (tokens [n, size], count [n])."""
+        texts = [request.text for request in scope.requests]
+        sizes = (plan.number(name) for name in ("size", "min", "max"))
+        return reading(texts, *sizes)  # type: ignore[no-any-return]
+
+    def _grow(
+        self,
+        reading: Reading,
+        plan: OperatorPlan,
+        scope: Scope,
+        logits: torch.Tensor,
+        rows: ReadRows,
+        sampling: Sampling,
+    ) -> Sequence[Tree]:
+        """Grow a tree from each root -> (trees,)."""
+        root = scope.outputs[plan.read["root"]]
+        assert isinstance(root, np.ndarray)
+        levels, roots = rows.square(logits, None), torch.from_numpy(root[:, 0])
+        top, size = plan.number("top"), plan.number("size")
+        return (reading(levels, roots, sampling.rows, top, size, exclude=scope.mask_id),)
+
+    def _walk(
+        self,
+        reading: Reading,
+        plan: OperatorPlan,
+        scope: Scope,
+        logits: torch.Tensor,
+        rows: ReadRows,
+        sampling: Sampling,
+    ) -> Sequence[torch.Tensor]:
+        """Walk each tree -> (edges [n], rows of the path [n, depth + 1], its tokens, next [n, 1])."""
+        trees = [scope.tree(plan.read["tree"], member) for member in range(len(scope.requests))]
+        return reading(  # type: ignore[no-any-return]
+            rows.square(logits, None),
+            Tree.join(trees),
+            sampling.rows,
+            sampling.seeds,
+            rows.square(torch.from_numpy(rows.positions), None),
+            self.chooser,
+            plan.number("depth"),
+        )
+
+    def _unmask(
+        self,
+        reading: Reading,
+        plan: OperatorPlan,
+        scope: Scope,
+        logits: torch.Tensor,
+        rows: ReadRows,
+        sampling: Sampling,
+    ) -> Sequence[torch.Tensor]:
+        """Fill some masks of each block -> (masks left [n], block [n, most])."""
+        numbers = {name: torch.from_numpy(scope.numbers(value)) for name, value in plan.numbers.items()}
+        whole = Piece(plan.read["block"], Const(0), Const(rows.most))
+        blocks = np.stack([scope.tokens(whole, member) for member in range(len(scope.requests))])
+        last = numbers["steps"] <= 1 if "steps" in numbers else torch.zeros(len(blocks), dtype=torch.bool)
+        return reading(  # type: ignore[no-any-return]
+            rows.square(logits, None),
+            torch.from_numpy(blocks),
+            torch.from_numpy(rows.counts),
+            sampling.rows,
+            sampling.seeds,
+            rows.square(torch.from_numpy(rows.positions), None),
+            numbers["left"],
+            self.chooser,
+            quota=numbers.get("quota"),
+            last=last,
+            first=numbers.get("start"),
+            stop_ids=[request.stop_ids for request in scope.requests] if plan.freeze else None,
+            exclude=scope.mask_id,
+            **self._chosen(plan),
+        )
+
+    @staticmethod
+    def _chosen(plan: OperatorPlan) -> dict[str, float]:
+        """Give the numbers of a rule that are the same for all requests, as its reading takes them."""
+        chosen: dict[str, float] = {}
+        for name in ("threshold", "bound"):
+            if name in plan.numbers:
+                chosen[name] = plan.number(name) / 1000  # a spec writes thousandths
+        if "top" in plan.numbers:
+            chosen["top"] = plan.number("top")
+        return chosen
 
     def _sample(
         self,
@@ -140,7 +235,8 @@ class Operators:
             sampling.seeds,
             rows.square(torch.from_numpy(rows.positions), None),
             self.chooser,
-            q=None if plan.q is None else self._laws(scope, plan.q, most - 1),
+            q=self._laws(scope, plan.read["q"], most - 1) if "q" in plan.read else None,
+            **self._chosen(plan),
         )
         return accepted, token.unsqueeze(1)
 

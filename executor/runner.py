@@ -26,6 +26,7 @@ from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.expression import evaluate
 from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.law import SamplingRows
+from fsm_spec.kernels.tree import Tree
 from fsm_spec.step import Columns, Step, choose
 from fsm_spec.table import END, NO_STOP, Row, Table
 
@@ -76,7 +77,7 @@ class Runner:
         self._causal: dict[int, torch.Tensor] = {}
         self._samplings: dict[bytes, Sampling] = {}
         # What the present launch gave, by event; for prefills by request.
-        self._scopes: dict[str, Scope] = {}
+        self._blocks: dict[str, Block] = {}
         self._first: dict[int, Tokens] = {}
         self._runs: list[Tokens] = []
 
@@ -119,7 +120,7 @@ class Runner:
             results.append(
                 self.operators.run(block, logits[at : at + wanted], self._sampling(group.requests))
             )
-            self._scopes[group.state] = block.scope
+            self._blocks[group.state] = block
             at += wanted
         if sampled:
             self._sample_first(sampled, logits[at:])
@@ -138,13 +139,18 @@ class Runner:
         batch.positions.append(block.flat(block.positions))
         slots = batch.positions[-1] if block.slots is block.positions else block.flat(block.slots)
         at = 0
-        for number, request, kv, shape in zip(
-            group.requests.tolist(), scope.requests, group.columns["kv"].tolist(), block.shapes, strict=True
+        for number, request, kv, shape, mask in zip(
+            group.requests.tolist(),
+            scope.requests,
+            group.columns["kv"].tolist(),
+            block.shapes,
+            block.masks,
+            strict=True,
         ):
             count = len(shape.live)
             batch.slots.append(self._physical(number, slots[at : at + count]))
             batch.context.append(self.allocator.slots(number, 0, kv))
-            batch.masks.append(shape.mask)
+            batch.masks.append(mask)
             batch.gated.append(shape.gated)
             batch.any_gated |= shape.any_gated
             at += count
@@ -165,24 +171,28 @@ class Runner:
     def _add_chunk(self, chunk: Chunk, batch: Batch) -> bool:
         """Add the rows of a prefill chunk; tell whether its last row is to be sampled."""
         request = self.requests[chunk.request]
+        unit = self.table.prefill_block
         stop = chunk.start + chunk.tokens
-        batch.ids.append(request.text[chunk.start : stop])
-        batch.positions.append(np.arange(chunk.start, stop))
-        batch.slots.append(self.allocator.slots(chunk.request, chunk.start, stop))
-        batch.context.append(self.allocator.slots(chunk.request, 0, chunk.start))
-        batch.masks.append(self._causal_mask(chunk.tokens))
-        batch.gated.append(np.zeros(chunk.tokens, np.bool_))
-        batch.row_start.append(batch.total + chunk.tokens)
+        # A block that the last chunk cut is run again from its start, so that its rows see all of it.
+        start = chunk.start - chunk.start % unit
+        batch.ids.append(request.text[start:stop])
+        batch.positions.append(np.arange(start, stop))
+        batch.slots.append(self.allocator.slots(chunk.request, start, stop))
+        batch.context.append(self.allocator.slots(chunk.request, 0, start))
+        batch.masks.append(self._prefill_mask(stop - start))
+        batch.gated.append(np.zeros(stop - start, np.bool_))
+        batch.row_start.append(batch.total + stop - start)
         sampled = chunk.last and self._reads_logits(request, chunk.start)
         if sampled:
             batch.wanted.append(np.array([batch.total - 1]))
         return sampled
 
-    def _causal_mask(self, rows: int) -> torch.Tensor:
+    def _prefill_mask(self, rows: int) -> torch.Tensor:
         if rows not in self._causal:
             if len(self._causal) >= 16:  # each chunk length is another mask; few occur at a time
                 self._causal.clear()
-            self._causal[rows] = torch.ones(rows, rows, dtype=torch.bool).tril_()
+            block = torch.arange(rows) // self.table.prefill_block
+            self._causal[rows] = block[:, None] >= block
         return self._causal[rows]
 
     def _reads_logits(self, request: Request, kv: int) -> bool:
@@ -240,6 +250,8 @@ class Runner:
         is_round = event in self._layout_of
         end = self.table.codes[END]
         states = done.columns["state"].tolist()
+        if is_round:
+            self._compact(self._blocks[event], requests, before, done)
         for member, (number, code, emitted) in enumerate(
             zip(requests.tolist(), done.transition.tolist(), done.emitted.tolist(), strict=True)
         ):
@@ -258,9 +270,29 @@ class Runner:
                 self.carries.drop(int(scope.lines[member]))
             if states[member] == end:
                 self._forget(number)
-        if event == life_cycle.FIRST:
-            for number in requests.tolist():
+            if event == life_cycle.FIRST:
                 self._first.pop(number, None)
+
+    def _compact(self, block: Block, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
+        """Move the KV of kept rows that are not the first ones together, for all requests of an event at once."""
+        sources, targets = [], []
+        end = self.table.codes[END]
+        kept = (done.columns["kv"] - before["kv"]).tolist()
+        for member, (code, count) in enumerate(zip(done.transition.tolist(), kept, strict=True)):
+            row = self.table.rows[code // 2]
+            if (row.keep_rows is None and row.keep_stride is None) or done.columns["state"][member] == end:
+                continue
+            if row.keep_rows is None:
+                rows = np.arange(count) * (row.keep_stride or 1)
+            else:
+                path = block.scope.outputs[row.keep_rows]
+                assert isinstance(path, np.ndarray)
+                rows = path[member, :count]
+            number, kv = int(requests[member]), int(before["kv"][member])
+            sources.append(self._physical(number, block.slots[member, rows]))
+            targets.append(self.allocator.slots(number, kv, kv + count))
+        if sources:
+            self.cache.move(torch.cat(sources), torch.cat(targets))
 
     def resize(self, request: int, pages: int) -> None:
         """Follow the pages a request owns; 0 releases all."""
@@ -278,11 +310,15 @@ class Runner:
         values = [
             scope.new_tokens(pieces, member, tokens[name].shape[1])
             if name in tokens
+            else scope.tree(pieces[0].name, member)
+            if name in self.carries.trees
             else scope.law(pieces, member)
             for name, pieces in row.carries
         ]
         for (name, _), value in zip(row.carries, values, strict=True):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tree):
+                self.carries.trees[name][line] = value
+            elif isinstance(value, torch.Tensor):
                 self.carries.laws[name][line] = value
             else:
                 tokens[name][line] = value
@@ -298,7 +334,7 @@ class Runner:
     def _scope_of(self, event: str, numbers: NDArray[np.int64], columns: Columns) -> Scope:
         """Give the scope of an event: of its launch, or a fresh one for the life cycle's events."""
         if event in self._layout_of:
-            return self._scopes[event]
+            return self._blocks[event].scope
         scope = self._scope(numbers, columns)
         if event == life_cycle.FIRST:
             first = [self._first.get(number) for number in numbers.tolist()]

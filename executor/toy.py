@@ -27,6 +27,11 @@ class ToyCache:
         self.positions = torch.full((slots,), -1, dtype=torch.int64)
         self.gates = torch.zeros(slots, dtype=torch.bool)
 
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy slots `source` to slots `target`; all are read before any is written."""
+        for values in (self.tokens, self.positions, self.gates):
+            values[target] = values[source]
+
 
 class ToyModel:
     """Give random but fixed logits for what a row sees; some tokens are impossible, so that laws stay small.

@@ -19,7 +19,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.expression import evaluate
 from fsm_spec.oracle import holding, next_event, oracle
 from fsm_spec.properties import Judge
-from fsm_spec.table import END, NO_STOP, STOP
+from fsm_spec.table import END, NO_STOP, PREFILL, STOP
 
 if TYPE_CHECKING:
     from fsm_spec.chances import Chances
@@ -88,7 +88,8 @@ class Chain:
             after = self._apply(table.new_abstract_request(), life_cycle.ADMIT, {})
         else:
             after = self._apply(table.new_request(self.prompt, self.limit), life_cycle.ADMIT, {"hit": 0})
-            if table.states[after["state"]].name != END:
+            # A text shorter than a block has nothing to prefill.
+            if table.states[after["state"]].name == PREFILL:
                 after = self._apply(after, life_cycle.FIRST, {STOP: NO_STOP})
         return tuple(after.values()), self._held(after)
 

@@ -133,7 +133,9 @@ def chances_of(table: Table, texts: Sequence[str]) -> dict[str, Chances]:
         chances, name = parse_chances(rates if named else text), name.strip()
         if named and name not in counts:
             raise UserError(f"{table.name}: no count is called {name!r}{nearest(name, counts)}")
-        targets = [name] if named else [name for name, (op, _) in counts.items() if op in ("accept", "")]
+        targets = (
+            [name] if named else [name for name, (op, _) in counts.items() if op in ("accept", "walk", "")]
+        )
         for most in [counts[target][1] for target in targets] or [0]:
             if chances.form == "each" and len(chances.rates) != most:
                 raise UserError(_misfit(table, len(chances.rates), most))

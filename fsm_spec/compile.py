@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 from fsm_spec import expression, life_cycle
 from fsm_spec.domain import column_bounds
 from fsm_spec.errors import SpecError, UserError
-from fsm_spec.expression import Const, Expr, Name, evaluate, interval, to_text
+from fsm_spec.expression import Const, Expr, Name, Op, evaluate, interval, to_text
 from fsm_spec.findings import nearest, path_text
 from fsm_spec.linear import bounds, difference, simplify
-from fsm_spec.operators import OPERATORS
+from fsm_spec.operators import key_of, outputs_of
 from fsm_spec.peaks import with_peaks
 from fsm_spec.piece import Piece, parse_piece
-from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, SegmentPlan
+from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, OutputPlan, SegmentPlan
 from fsm_spec.soundness import Fault, faults_of, shown_params
-from fsm_spec.spec import Lookup, Operation, Sample
+from fsm_spec.spec import Accept, BlockContract, Operation, Unmask
 from fsm_spec.table import ArgPlan, CarryPlan, ColumnPlan, EventPlan, Row, StatePlan, Table
 
 if TYPE_CHECKING:
@@ -28,9 +28,25 @@ if TYPE_CHECKING:
 
     from fsm_spec.findings import Path
     from fsm_spec.spec import Forward, Segment, Spec, Transition
+    from fsm_spec.table import Contract
 
 # Rows of one request's block: beyond it a plan is a slip of the pen (the largest published layout has 1,056).
 MAX_ROWS: Final = 4_096
+# What operators read by name, and the integers they read.
+_READ: Final = ("q", "block", "tree", "root")
+_NUMBERS: Final = (
+    "size",
+    "min",
+    "max",
+    "top",
+    "threshold",
+    "bound",
+    "left",
+    "steps",
+    "quota",
+    "start",
+    "depth",
+)
 
 
 class CompileError(SpecError):
@@ -101,8 +117,14 @@ class _Compiler:
         self.columns = self._columns()
         self.bounds = column_bounds({c.name: c.max for c in self.columns}, len(spec.states) + 3)
         self.carry_length = {name: self._fixed(carry.shape[0]) for name, carry in spec.carry.items()}
-        if spec.contract:
+        if isinstance(spec.contract, str):
             self.carry_length["pending"] = 1
+        self.block = (
+            evaluate(spec.contract.block, params) if isinstance(spec.contract, BlockContract) else None
+        )
+        if self.block is not None and self.block < 1:
+            self.faults.append((("contract", "block"), f"a block of {self.block} tokens; give 1 or more"))
+            self.block = 1
         self.forwards = {name: self._forward(name, forward) for name, forward in spec.forwards.items()}
 
     # Parts -----------------------------------------------------------------------------------------------------
@@ -131,23 +153,51 @@ class _Compiler:
 
     def _forward(self, name: str, forward: Forward) -> ForwardPlan:
         segments: list[SegmentPlan] = []
-        before: Expr = Const(0)
-        first = 0
-        for index, segment in enumerate(forward.rows):
-            plan = self._segment(segment, before, first, ("forwards", name, "rows", index))
-            segments.append(plan)
-            before = simplify(expression.add(before, plan.count))
-            first += plan.max_count
-        if first > MAX_ROWS:
+        width = expression.total(segment.count for segment in forward.segments)
+        groups = forward.groups
+        for group in range(1 if groups is None else self._value(groups.count)):
+            before: Expr = Const(0)
+            for index, segment in enumerate(forward.segments):
+                path: Path = ("forwards", name, *forward.segments_key, index)
+                plan = self._segment(segment, before, sum(s.max_count for s in segments), path)
+                if groups is not None:
+                    plan = self._grouped(segment, plan, group, width)
+                segments.append(plan)
+                before = simplify(expression.add(before, plan.count))
+        count = sum(segment.max_count for segment in segments)
+        if count > MAX_ROWS:
             self.faults.append(
                 (
-                    ("forwards", name, "rows"),
-                    f"the plan has {first:,} rows for {shown_params(self.params)}; {MAX_ROWS:,} at most",
+                    ("forwards", name, *forward.segments_key),
+                    f"the plan has {count:,} rows for {shown_params(self.params)}; {MAX_ROWS:,} at most",
                 )
             )
-        return ForwardPlan(
-            name, forward.attention, tuple(segments), tuple(self._operator(op, forward) for op in forward.ops)
-        )
+        operators = tuple(self._operator(op, segments) for op in forward.ops)
+        both_ways = groups is not None and groups.inside == "bidirectional"
+        return ForwardPlan(name, forward.attention, tuple(segments), operators, both_ways)
+
+    def _grouped(self, segment: Segment, plan: SegmentPlan, group: int, width: Expr) -> SegmentPlan:
+        """Place the rows of one group: positions go on from its head, slots from row to row of the block.
+
+        Of a list of sources group j reads token j, and the pending token is final, so that its KV is kept.
+        """
+        at = plan.at if segment.at is not None else simplify(expression.add(plan.at, Const(group)))
+        start = simplify(Op("*", (self._sub(width), Const(group))))
+        slot = plan.slot if segment.slot is not None else simplify(expression.add(plan.slot, start))
+        source, kv = plan.source, plan.kv
+        if isinstance(segment.source, list):
+            offset = group
+            for piece in (self._piece(each, {}) for each in segment.source):
+                length = evaluate(piece.length(Const(1)), {})
+                if offset < length:
+                    start = expression.add(piece.start or Const(0), Const(offset))
+                    source = Piece(piece.name, start, expression.add(start, Const(1)))
+                    break
+                offset -= length
+        if kv == "provisional" and source.name == "pending":
+            kv = "keep"
+        name = f"{plan.name}[{group}]"
+        return replace(plan, name=name, at=at, slot=slot, source=source, kv=kv, group=group)
 
     def _segment(self, segment: Segment, before: Expr, first: int, path: Path) -> SegmentPlan:
         count = self._sub(segment.count)
@@ -162,10 +212,10 @@ class _Compiler:
             high = max(0, min(high, MAX_ROWS))
         at = self._sub(segment.at) if segment.at is not None else simplify(expression.add(Name("kv"), before))
         slot = self._sub(segment.slot) if segment.slot is not None else at
-        source = self._piece(segment.source, {})
+        source = segment.source[0] if isinstance(segment.source, list) else segment.source
         return SegmentPlan(
             segment.name,
-            source,
+            self._piece(source, {}),
             first,
             count,
             high,
@@ -176,23 +226,41 @@ class _Compiler:
             segment.kv,
         )
 
-    def _operator(self, op: Operation, forward: Forward) -> OperatorPlan:
-        if isinstance(op, Lookup):
-            sizes = [self._value(size) for size in (op.size, op.min, op.max)]
-            return OperatorPlan(
-                "lookup", "", tuple(op.out), size=sizes[0], shortest=sizes[1], longest=sizes[2]
+    def _operator(self, op: Operation, segments: list[SegmentPlan]) -> OperatorPlan:
+        listed = getattr(op, "rows", [])
+        named = [listed] if isinstance(listed, str) else list(listed)
+        rows = tuple(s.name for name in named for s in segments if s.name.partition("[")[0] == name)
+
+        def count(names: str | list[str]) -> Expr:
+            wanted = [names] if isinstance(names, str) else names
+            return expression.total(s.count for s in segments if s.name.partition("[")[0] in wanted)
+
+        outputs = tuple(
+            OutputPlan(
+                name, output.kind, self._bound(output.least(op, count)), self._bound(output.most(op, count))
             )
-        rows = (op.rows,) if isinstance(op.rows, str) else tuple(op.rows)
-        if isinstance(op, Sample):
-            out = (op.out,) if isinstance(op.out, str) else tuple(op.out)
-            # Rows whose text is no token of the request propose; all others speak for the target.
-            draft = any(
-                s.name in rows and (s.source.name in ("mask", "noise") or s.weights == "adapter")
-                for s in forward.rows
-            )
-            return OperatorPlan("sample", op.rule, out, rows, draft=draft)
-        drafts = self._piece(op.drafts, {})
-        return OperatorPlan("accept", op.rule, tuple(op.out), rows, drafts=drafts, q=op.q)
+            for name, output in outputs_of(op)
+        )
+        # Rows whose text is no token of the request propose; all others speak for the target.
+        draft = any(
+            s.name in rows and (s.source.name in ("mask", "noise") or s.adapter) for s in segments
+        ) or isinstance(op, Unmask)
+        drafts = self._piece(op.drafts, {}) if isinstance(op, Accept) else None
+        return OperatorPlan(
+            key_of(op),
+            getattr(op, "rule", ""),
+            outputs,
+            rows,
+            drafts,
+            {key: value for key in _READ if (value := getattr(op, key, None)) is not None},
+            {key: self._sub(value) for key in _NUMBERS if (value := getattr(op, key, None)) is not None},
+            freeze=getattr(op, "freeze", None) is not None,
+            draft=draft,
+        )
+
+    def _bound(self, value: Expr | None) -> Expr:
+        assert value is not None, "the loader knows every segment"
+        return self._sub(value)
 
     def _value(self, expr: Expr) -> int:
         return interval(self._sub(expr), self.bounds)[1]
@@ -207,21 +275,18 @@ class _Compiler:
         return Piece(piece.name, start, stop)
 
     def _output_lengths(self, plan: ForwardPlan) -> dict[str, int]:
-        """Give the greatest length of every tokens or law output of a forward."""
+        """Give the greatest length of every output of a forward that has one."""
         return {
-            name: bounds(output.most(op, plan), self.bounds)[1]
+            output.name: bounds(output.most, self.bounds)[1]
             for op in plan.operators
-            for name, output in zip(op.out, OPERATORS[op.key].outputs, strict=False)
+            for output in op.outputs
             if output.kind != "count"
         }
 
     def _args(self, plan: ForwardPlan) -> tuple[ArgPlan, ...]:
         """List the counts that operators give, with their ranges, as arguments of the completion."""
         return tuple(
-            ArgPlan(name, Const(0), output.most(op, plan))
-            for op in plan.operators
-            for name, output in zip(op.out, OPERATORS[op.key].outputs, strict=False)
-            if output.kind == "count"
+            ArgPlan(count.name, count.least, count.most) for op in plan.operators for count in op.counts
         )
 
     # The machine -----------------------------------------------------------------------------------------------
@@ -242,9 +307,10 @@ class _Compiler:
         ]
         events = self._events(rows)
         start = next(state.name for state in declared if state.start)
-        if spec.contract:
-            built_in = life_cycle.rows(spec.contract, rounds, start, self.columns)
-            around = life_cycle.events(spec.contract, rounds)
+        contract, fill = self._contract()
+        if contract is not None and fill is not None:
+            built_in = life_cycle.rows(contract, fill, rounds, start, self.columns, self._first_values(fill))
+            around = life_cycle.events(contract, fill, rounds)
             declared = [*life_cycle.states(), *declared]
         else:
             built_in = life_cycle.abstract_rows(rounds, start)
@@ -257,14 +323,15 @@ class _Compiler:
         table = Table(
             name=spec.spec,
             params=self.params,
-            contract=spec.contract,
+            contract=contract,
             states=tuple(declared),
             columns=self.columns,
             carry=self._carry(),
             events=events,
             rows=tuple(replace(row, index=index) for index, row in enumerate(rows)),
             forwards=self.forwards,
-            fill=life_cycle.FILL[spec.contract] if spec.contract else None,
+            fill=fill,
+            block=self.block,
             always={text: self._sub(value) for text, value in spec.check.always.items()},
             sometimes={text: self._sub(value) for text, value in spec.check.sometimes.items()},
             eventually=spec.check.eventually,
@@ -275,8 +342,25 @@ class _Compiler:
         self.faults += faults_of(table, self.bounds, paths)
         return with_peaks(table, self.bounds)
 
+    def _contract(self) -> tuple[Contract | None, Expr | None]:
+        """Give the contract by name, and the committed slots that prefill must reach under it."""
+        contract = self.spec.contract
+        if contract is None:
+            return None, None
+        name: Contract = "block" if isinstance(contract, BlockContract) else contract
+        return name, life_cycle.fill(name, self.block or 1)
+
+    def _first_values(self, fill: Expr) -> tuple[tuple[str, tuple[Piece, ...]], ...]:
+        """Give the carries that have a value where a request enters the start state."""
+        text = Piece("text", fill, expression.add(Name("prompt"), Name("emitted")))
+        return tuple(
+            (name, tuple(text if piece.name == "text" else piece for piece in carry.init))
+            for name, carry in self.spec.carry.items()
+            if carry.init is not None
+        )
+
     def _carry(self) -> tuple[CarryPlan, ...]:
-        pending = (CarryPlan("pending", (1,), "token"),) if self.spec.contract else ()
+        pending = (CarryPlan("pending", (1,), "token"),) if isinstance(self.spec.contract, str) else ()
         declared = (
             CarryPlan(name, tuple(self._fixed(size) for size in carry.shape), carry.type)
             for name, carry in self.spec.carry.items()
@@ -343,6 +427,8 @@ class _Compiler:
             emit,
             tuple(sets),
             tuple(carries),
+            keep_rows=transition.keep_rows,
+            keep_stride=None if transition.keep_stride is None else self._value(transition.keep_stride),
             line=self.line_of(("transitions", index)),
         )
 

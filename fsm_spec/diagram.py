@@ -47,7 +47,7 @@ def effect(row: Row, table: Table) -> list[str]:
     """Print what a row does to KV, text, columns and carries, one part each."""
     parts = []
     if row.keep != Const(0):
-        parts.append(f"keep {expression_text(row.keep, table)}")
+        parts.append(f"keep {expression_text(row.keep, table)}{_which_rows(row)}")
     if row.emit:
         parts.append(f"emit {pieces_text(row.emit, table)}")
     sets = [f"{name} = {expression_text(value, table)}" for name, value in row.sets]
@@ -55,6 +55,13 @@ def effect(row: Row, table: Table) -> list[str]:
     if sets:
         parts.append("set " + ", ".join(sets))
     return parts
+
+
+def _which_rows(row: Row) -> str:
+    """Say which rows are kept where these are not the first."""
+    if row.keep_rows is not None:
+        return f" along {row.keep_rows}"
+    return "" if row.keep_stride is None else f", every {row.keep_stride}th row"
 
 
 def expression_text(expr: Expr, table: Table) -> str:
@@ -88,12 +95,9 @@ def _lengths(table: Table) -> dict[str, int | None]:
     """Give the length of every carry and operator result that has one."""
     lengths = {carry.name: carry.shape[0] for carry in table.carry}
     for plan in table.forwards.values():
-        for operator in plan.operators:
-            if operator.op == "lookup":
-                lengths[operator.out[0]] = operator.size
-            elif operator.op == "sample":
-                rows = sum(plan.segment(name).max_count for name in operator.rows)
-                lengths |= dict.fromkeys(operator.out, rows)
+        for output in (output for operator in plan.operators for output in operator.outputs):
+            if output.kind != "count":
+                lengths[output.name] = output.most.value if isinstance(output.most, Const) else None
     return lengths
 
 

@@ -73,6 +73,7 @@ def _effects(scope: Scope, transition: Transition, forward: str, path: Path) -> 
     place = scope.place(results=results, forward=forward, more=args)
     yield from scope.numbers(transition.when, (*path, "when"), place)
     yield from scope.numbers(transition.keep, (*path, "keep"), place)
+    yield from _moved(scope, transition, forward, path)
     values = {**scope.carries, **results}
     for position, piece in enumerate(transition.emit):
         if piece.name == "mask":
@@ -84,6 +85,40 @@ def _effects(scope: Scope, transition: Transition, forward: str, path: Path) -> 
             yield from scope.piece(piece, (*path, "emit", position), values, forward, place, "token")
     for target, value in transition.set.items():
         yield from _assignment(scope, target, value, (*path, "set", target), values, forward, place)
+
+
+def _moved(scope: Scope, transition: Transition, forward: str, path: Path) -> Iterator[Violation]:
+    """Hold kept rows that are not the first ones to a walk's path, or to one row of each group."""
+    if transition.keep_stride is not None:
+        yield from scope.numbers(transition.keep_stride, (*path, "keep_stride"), scope.place(columns=False))
+    if transition.keep_rows is not None:
+        yield from scope.piece(
+            Piece(transition.keep_rows),
+            (*path, "keep_rows"),
+            {**scope.carries, **scope.results.get(forward, {})},
+            forward,
+            scope.place(),
+            "index",
+        )
+    plan = scope.spec.forwards.get(forward)
+    if plan is None:
+        return
+    prefix = transition.keep_stride is None and transition.keep_rows is None
+    if (
+        plan.attention == "tree"
+        and transition.keep_rows is None
+        and transition.keep not in (Const(0), Const(1))
+    ):
+        yield (*path, "keep"), "rows of a tree are kept along a path; write keep_rows with the walk's path"
+    elif plan.groups is not None and plan.groups.count != Const(1) and not scope.maimed(forward):
+        width = expression.total(segment.count for segment in plan.segments)
+        if prefix and transition.keep not in (Const(0), Const(1)):
+            yield (*path, "keep"), f"heads of groups are kept; write keep_stride: {to_text(width)}"
+        elif transition.keep_stride is not None and scope.off_by(transition.keep_stride, width) is not None:
+            yield (
+                (*path, "keep_stride"),
+                f"a group has {to_text(width)} rows; write keep_stride: {to_text(width)}",
+            )
 
 
 def _assignment(

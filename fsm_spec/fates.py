@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from fsm_spec.findings import Path
-from fsm_spec.scope import Scope, Violation, listed, segment_of
-from fsm_spec.spec import Accept, Forward, Segment
+from fsm_spec.piece import Piece
+from fsm_spec.scope import PENDING, Scope, Violation, listed, segment_of, segment_path, sources
+from fsm_spec.spec import Accept, Forward, Segment, Walk
 
 _ORDER: Final = ("keep", "provisional", "scratch")
 
@@ -21,61 +22,75 @@ def rules(scope: Scope) -> Iterator[Violation]:
     for name, forward in scope.spec.forwards.items():
         accept = judge(forward)
         reached = 0
-        for index, segment in enumerate(forward.rows):
-            path: Path = ("forwards", name, "rows", index, "kv")
+        for index, segment in enumerate(forward.segments):
+            path: Path = (*segment_path(name, forward, index), "kv")
             rank = _ORDER.index(segment.kv)
             if rank < reached and segment.slot is None:
                 order = f"{segment.kv} rows stand behind {_ORDER[reached]} rows"
                 yield path, f"{order}; put {segment.name} before them, or give its slot"
             reached = max(reached, rank)
             if segment.kv != "scratch":
-                yield from _stays(forward, segment, path)
+                yield from _stays(scope, forward, segment, path)
             if segment.kv == "provisional" and not scope.lost(("forwards", name, "ops")):
                 yield from _judged(scope, segment, accept, path)
         if accept is not None and scope.claims:
             yield from _judges(forward, accept, ("forwards", name, "ops", forward.ops.index(accept), "rows"))
 
 
-def judge(forward: Forward) -> Accept | None:
-    """Give the forward's first accept operator."""
-    return next((op for op in forward.ops if isinstance(op, Accept)), None)
+def judge(forward: Forward) -> Accept | Walk | None:
+    """Give the forward's first operator that judges drafts."""
+    return next((op for op in forward.ops if isinstance(op, (Accept, Walk))), None)
 
 
-def _stays(forward: Forward, segment: Segment, path: Path) -> Iterator[Violation]:
-    """Rows that may stay are causal, run base weights, and are no masks."""
+def judged(op: Accept | Walk) -> Piece:
+    """Give the drafts that an operator judges."""
+    return op.drafts if isinstance(op, Accept) else Piece(op.tree)
+
+
+def _stays(scope: Scope, forward: Forward, segment: Segment, path: Path) -> Iterator[Violation]:
+    """Rows that may stay are causal (or a whole block under a block contract), run base weights, and are no masks."""
     fate = f"{segment.name} says kv: {segment.kv}"
-    if segment.source.name in ("mask", "noise"):
-        yield path, f"{fate}, but KV of {segment.source.name} rows never persists; write kv: scratch"
-    elif forward.attention != "causal":
+    blank = [piece.name for piece in sources(segment) if piece.name in ("mask", "noise")]
+    whole = forward.attention == "block-causal" and scope.block is not None
+    if blank:
+        yield path, f"{fate}, but KV of {blank[0]} rows never persists; write kv: scratch"
+    elif forward.attention == "block-causal" and not whole:
+        yield path, f"{fate}, but block-causal rows may stay under a block contract only; write kv: scratch"
+    elif forward.attention == "bidirectional":
         yield path, f"{fate}, but KV of a bidirectional pass is not the target's; write kv: scratch"
     elif segment.weights != "base":
         yield path, f"{fate}, but KV written with the adapter is not the target's; write kv: scratch"
 
 
-def _judged(scope: Scope, segment: Segment, accept: Accept | None, path: Path) -> Iterator[Violation]:
+def _judged(scope: Scope, segment: Segment, accept: Accept | Walk | None, path: Path) -> Iterator[Violation]:
     fate = f"{segment.name} is provisional"
     if accept is None:
         yield path, f"{fate}, but no accept operator of this forward judges it; add one, or write kv: scratch"
         return
     rows = listed(accept.rows)
-    if {segment.name, segment.source.name, accept.drafts.name, *rows} & scope.doubt:
+    drafts = judged(accept)
+    held = [piece for piece in sources(segment) if piece.name not in (PENDING, drafts.name)]
+    if {segment.name, *(piece.name for piece in sources(segment)), drafts.name, *rows} & scope.doubt:
         return
     if segment.name not in rows:
-        yield path, f"{fate}, but accept judges only {', '.join(rows)}; add it to the rows of accept"
-    elif segment.source.name != accept.drafts.name:
         yield (
             path,
-            f"{segment.name} holds {segment.source}, but accept judges {accept.drafts}; name one carry in both",
+            f"{fate}, but {accept.op} judges only {', '.join(rows)}; add it to the rows of {accept.op}",
+        )
+    elif held:
+        yield (
+            path,
+            f"{segment.name} holds {held[0]}, but {accept.op} judges {drafts}; name one carry in both",
         )
 
 
-def _judges(forward: Forward, accept: Accept, path: Path) -> Iterator[Violation]:
+def _judges(forward: Forward, accept: Accept | Walk, path: Path) -> Iterator[Violation]:
     for name in listed(accept.rows):
         segment = segment_of(forward, name)
         if segment is None:
             continue
         own = segment.logits == "own"
-        if own or segment.weights != "base" or forward.attention != "causal":
+        if own or segment.weights != "base" or forward.attention not in ("causal", "groups", "tree"):
             yield (
                 path,
                 f"{name} may not judge: the target judges by causal rows, base weights, logits: shifted",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsm_spec.findings import Path, quoted
-from fsm_spec.scope import PENDING, Scope, Violation, forward_of, listed, sources_of
-from fsm_spec.spec import Accept, Transition
+from fsm_spec.scope import PENDING, Scope, Violation, forward_of, listed, segment_path, sources, sources_of
+from fsm_spec.spec import Accept, Transition, Unmask, Walk
 from fsm_spec.verified import pieces
 
 
@@ -84,7 +84,8 @@ def written(scope: Scope) -> Iterator[Violation]:
     reached = _reached(scope)
     carries = set(scope.spec.carry)
     starts = {name for name, state in scope.spec.states.items() if state.start}
-    held = {name: set() if name in starts else set(carries) for name in scope.spec.states}
+    begun = {name for name, carry in scope.spec.carry.items() if carry.init is not None}
+    held = {name: set(begun) if name in starts else set(carries) for name in scope.spec.states}
     leaving = _leaving(scope)
     todo = [state for state in scope.spec.states if state in reached]
     while todo:
@@ -111,12 +112,18 @@ def _reads(scope: Scope, state: str) -> Iterator[tuple[Path, str]]:
     name = forward_of(scope.spec, state)
     if name is not None:
         forward = scope.spec.forwards[name]
-        for index, segment in enumerate(forward.rows):
-            yield ("forwards", name, "rows", index, "source"), segment.source.name
+        for index, segment in enumerate(forward.segments):
+            for piece in sources(segment):
+                yield (*segment_path(name, forward, index), "source"), piece.name
         for index, op in enumerate(forward.ops):
+            path: Path = ("forwards", name, "ops", index)
             if isinstance(op, Accept):
-                yield ("forwards", name, "ops", index, "drafts"), op.drafts.name
-                yield ("forwards", name, "ops", index, "q"), op.q or PENDING
+                yield (*path, "drafts"), op.drafts.name
+                yield (*path, "q"), op.q or PENDING
+            elif isinstance(op, Unmask):
+                yield (*path, "block"), op.block
+            elif isinstance(op, Walk):
+                yield (*path, "tree"), op.tree
     for index, transition in enumerate(scope.spec.transitions):
         if state in sources_of(transition):
             yield from _transition_reads(scope, transition, ("transitions", index))
@@ -159,10 +166,10 @@ def _unused_results(scope: Scope) -> Iterator[Violation]:
             continue
         path: Path = ("forwards", name)
         read = {used[-1] for used in scope.used if used[:2] == ("rows", name)} | scope.doubt
-        for index, segment in enumerate(forward.rows):
+        for index, segment in enumerate(forward.segments):
             if segment.logits != "none" and segment.name not in read and not scope.lost((*path, "ops")):
                 message = f"no operator reads the logits of {segment.name}"
-                yield (*path, "rows", index, "logits"), f"{message}; write logits: none"
+                yield (*segment_path(name, forward, index), "logits"), f"{message}; write logits: none"
         read = {used[-1] for used in scope.used if used[:2] == ("results", name)} | scope.doubt
         for index, op in enumerate(forward.ops):
             for result in listed(op.out):

@@ -6,6 +6,7 @@ A spec writes rounds only; these rows stand around them, so that no spec can get
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsm_spec.expression import Const, Expr, Name, Op, parse
@@ -15,6 +16,9 @@ from fsm_spec.table import END, PREFILL, WAIT, ArgPlan, ColumnPlan, EventPlan, R
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fsm_spec.table import Contract
+
+Carries = tuple[tuple[str, tuple[Piece, ...]], ...]
 ADMIT, CHUNK, FIRST, PREEMPT, ABORT, HALT = "admit", "chunk", "first", "preempt", "abort", "halt"
 EVENTS = (ADMIT, CHUNK, FIRST, PREEMPT, ABORT, HALT)
 
@@ -22,12 +26,18 @@ _NEXT = (Piece("next", Const(0), Const(1)),)
 _KV: dict[str, Expr] = {"committed": Name("kv"), "provisional": Const(0), "scratch": Const(0)}
 _NOTHING: dict[str, Expr] = dict.fromkeys(_KV, Const(0))
 
-# What prefill must reach, by contract: after it the newest token alone has no KV (pending), or every token has (full).
-FILL: dict[str, Expr] = {
-    # The first prefill emits a token; a second one, after preemption, ends before the newest emitted token.
-    "pending": parse("max(prompt + emitted - 1, prompt)"),
-    "full": parse("prompt + emitted"),
-}
+_LENGTH: Expr = parse("prompt + emitted")
+
+
+def fill(contract: Contract, block: int = 1) -> Expr:
+    """Give the committed slots that prefill must reach, by contract.
+
+    After it the newest token alone has no KV (pending), every token has (full), or those of whole blocks (block).
+    """
+    if contract == "pending":
+        # The first prefill emits a token; a second one, after preemption, ends before the newest emitted token.
+        return parse("max(prompt + emitted - 1, prompt)")
+    return _LENGTH if contract == "full" else parse(f"(prompt + emitted) // {block} * {block}")
 
 
 def abstract_states() -> tuple[StatePlan, ...]:
@@ -62,13 +72,15 @@ def states() -> tuple[StatePlan, ...]:
     )
 
 
-def events(contract: str, rounds: Sequence[str]) -> tuple[EventPlan, ...]:
-    """Give the built-in events; `rounds` are the round states of the spec."""
-    fill = FILL[contract]
+def events(contract: Contract, fill: Expr, rounds: Sequence[str]) -> tuple[EventPlan, ...]:
+    """Give the built-in events; `rounds` are the round states of the spec, `fill` is what prefill must reach."""
     left = Op("-", (fill, Name("kv")))
     live = (PREFILL, *rounds)
+    hit: Expr = Op("-", (fill, Const(1)))
+    if contract == "block":
+        hit = Op("max", (hit, Const(0)))  # a text shorter than a block has nothing to prefill
     return (
-        EventPlan(ADMIT, (WAIT,), (ArgPlan("hit", Const(0), Op("-", (fill, Const(1)))),)),
+        EventPlan(ADMIT, (WAIT,), (ArgPlan("hit", Const(0), hit),)),
         EventPlan(CHUNK, (PREFILL,), (ArgPlan("n", Const(1), Op("-", (left, Const(1)))),)),
         EventPlan(FIRST, (PREFILL,), emits=contract == "pending"),
         EventPlan(PREEMPT, live),
@@ -78,9 +90,15 @@ def events(contract: str, rounds: Sequence[str]) -> tuple[EventPlan, ...]:
     )
 
 
-def rows(contract: str, rounds: Sequence[str], start: str, columns: Sequence[ColumnPlan]) -> list[Row]:
-    """Give the built-in rows; indices are assigned by the compiler."""
-    fill = FILL[contract]
+def rows(
+    contract: Contract,
+    fill: Expr,
+    rounds: Sequence[str],
+    start: str,
+    columns: Sequence[ColumnPlan],
+    carries: Carries = (),
+) -> list[Row]:
+    """Give the built-in rows; indices are assigned by the compiler, `carries` are values on entering the start."""
     rest = Op("-", (fill, Name("kv")))
     entry = tuple((column.name, column.init) for column in columns)
     blank: tuple[tuple[str, Expr], ...] = (("kv", Const(0)), *((column.name, Const(0)) for column in columns))
@@ -102,7 +120,7 @@ def rows(contract: str, rounds: Sequence[str], start: str, columns: Sequence[Col
                 keep=rest,
                 emit=_NEXT,
                 sets=entry,
-                carries=(("pending", _NEXT),),
+                carries=(("pending", _NEXT), *carries),
             ),
             row(
                 (PREFILL,),
@@ -111,13 +129,22 @@ def rows(contract: str, rounds: Sequence[str], start: str, columns: Sequence[Col
                 guard=parse("emitted > 0", "bool"),
                 keep=rest,
                 sets=entry,
-                carries=(("pending", newest),),
+                carries=(("pending", newest), *carries),
             ),
         ]
     else:
-        first = [row((PREFILL,), FIRST, start, keep=rest, sets=entry, carries=(("pending", _NEXT),))]
+        known: Carries = (("pending", _NEXT),) if contract == "full" else ()
+        first = [row((PREFILL,), FIRST, start, keep=rest, sets=entry, carries=(*known, *carries))]
+    live_on = parse("limit > emitted", "bool")
+    admitted = [row((WAIT,), ADMIT, PREFILL, guard=live_on, sets=(("kv", Name("hit")),))]
+    if contract == "block":
+        short = Op("==", (fill, Const(0)))
+        admitted = [
+            replace(admitted[0], guard=Op("and", (live_on, Op(">", (fill, Const(0)))))),
+            row((WAIT,), ADMIT, start, guard=Op("and", (live_on, short)), sets=entry, carries=carries),
+        ]
     return [
-        row((WAIT,), ADMIT, PREFILL, guard=parse("limit > emitted", "bool"), sets=(("kv", Name("hit")),)),
+        *admitted,
         row((WAIT,), ADMIT, END, guard=parse("limit <= emitted", "bool")),
         row((PREFILL,), CHUNK, PREFILL, keep=Name("n")),
         *first,

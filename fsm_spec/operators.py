@@ -7,26 +7,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsm_spec import expression
-from fsm_spec.expression import Const, Expr
-from fsm_spec.linear import simplify
+from fsm_spec.expression import Const, Expr, Op
 
 if TYPE_CHECKING:
-    from fsm_spec.plan import ForwardPlan, OperatorPlan
+    from fsm_spec.spec import Operation
+
+Kind = Literal["token", "law", "count", "index", "tree"]
+# Counts the rows of segments; None where one of them is not known.
+Rows = Callable[[str | list[str]], Expr | None]
+Length = Callable[[Any, Rows], Expr | None]
+
+
+def _nothing(_: Any, __: Rows) -> Expr:  # noqa: ANN401 -- any operator
+    return Const(0)
+
+
+def _one(_: Any, __: Rows) -> Expr:  # noqa: ANN401 -- any operator
+    return Const(1)
 
 
 @dataclass(frozen=True)
 class Output:
     """Describe one output of an operator.
 
-    `kind`: `tokens` (ids), `law` (float32 distributions, one a token) or `count` (an integer that guards and effects
-    may read). `most` gives the length of tokens or law, or the upper bound of a count, whose lower bound is 0.
+    `kind`: `token` (ids), `law` (float32 distributions, one a token), `index` (rows of the block), `tree` (nodes with
+    token, parent and depth) or `count` (an integer that guards and effects may read).
+    `most` gives the length of the others, or the upper bound of a count; `least` is a count's lower bound.
+    Both are over parameters and columns; None where a segment that they ask for is not known.
     """
 
-    kind: str
-    most: Callable[[OperatorPlan, ForwardPlan], Expr]
+    kind: Kind
+    most: Length
+    least: Length = _nothing
 
 
 @dataclass(frozen=True)
@@ -39,24 +54,59 @@ class Operator:
     outputs: tuple[Output, ...]
 
 
-def _row_count(plan: OperatorPlan, forward: ForwardPlan) -> Expr:
-    return simplify(expression.total(forward.segment(name).count for name in plan.rows))
+def key_of(op: Operation) -> str:
+    """Name an operation's entry in the registry: `accept:match`, `lookup`."""
+    rule = getattr(op, "rule", None)
+    return op.op if rule is None or op.op == "sample" else f"{op.op}:{rule}"
 
 
-def _drafts_judged(plan: OperatorPlan, forward: ForwardPlan) -> Expr:
+def outputs_of(op: Operation) -> tuple[tuple[str, Output], ...]:
+    """List the outputs of an operation under the names that its spec gives them."""
+    names = [op.out] if isinstance(op.out, str) else op.out
+    return tuple(zip(names, OPERATORS[key_of(op)].outputs, strict=False))
+
+
+def _row_count(op: Any, rows: Rows) -> Expr | None:  # noqa: ANN401 -- an operator with rows
+    return rows(op.rows)
+
+
+def _drafts_judged(op: Any, rows: Rows) -> Expr | None:  # noqa: ANN401 -- an accept
     """Row i judges draft i, and the last row gives the token after the last draft."""
-    return simplify(expression.subtract(_row_count(plan, forward), Const(1)))
+    count = rows(op.rows)
+    return None if count is None else expression.subtract(count, Const(1))
 
 
-def _size(plan: OperatorPlan, _: ForwardPlan) -> Expr:
-    return Const(plan.size)
+def _size(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- an operator with a size
+    size: Expr = op.size
+    return size
 
 
-def _one(_: OperatorPlan, __: ForwardPlan) -> Expr:
-    return Const(1)
+def _depth(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- a walk
+    depth: Expr = op.depth
+    return depth
 
 
-_ACCEPTED: Final = (Output("count", _drafts_judged), Output("tokens", _one))
+def _path(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- a walk
+    return expression.add(op.depth, Const(1))
+
+
+def _most_left(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- an unmask
+    """One mask at least goes, and all of them in the last step."""
+    rest = expression.subtract(op.left, Const(1))
+    if op.steps is None:
+        return rest
+    later = Op("*", (expression.subtract(op.steps, Const(1)), op.left))
+    return Op("min", (rest, later))
+
+
+_ACCEPTED: Final = (Output("count", _drafts_judged), Output("token", _one))
+_UNMASKED: Final = (Output("count", _most_left), Output("token", _row_count))
+_WALKED: Final = (
+    Output("count", _depth),
+    Output("index", _path),
+    Output("token", _path),
+    Output("token", _one),
+)
 
 OPERATORS: Final[dict[str, Operator]] = {
     operator.key: operator
@@ -65,7 +115,7 @@ OPERATORS: Final[dict[str, Operator]] = {
             "sample",
             "draw one token for each row from its law (argmax at temperature 0), and give the laws drawn from",
             "inverse of the cumulative law at one counter-based uniform a row",
-            (Output("tokens", _row_count), Output("law", _row_count)),
+            (Output("token", _row_count), Output("law", _row_count)),
         ),
         Operator(
             "accept:greedy",
@@ -86,10 +136,82 @@ OPERATORS: Final[dict[str, Operator]] = {
             _ACCEPTED,
         ),
         Operator(
+            "accept:topk",
+            "accept drafts among the target's `top` most likely tokens; next is the argmax; not lossless",
+            "I-DLM's fast verify (SGLang's IDLMBlockN)",
+            _ACCEPTED,
+        ),
+        Operator(
+            "accept:threshold",
+            "accept drafts whose probability p(x) reaches `threshold` thousandths; next is drawn from p; not lossless",
+            "typical of confidence-based verification; I-DLM's draft-only variant has the same test on drafts",
+            _ACCEPTED,
+        ),
+        Operator(
+            "accept:always",
+            "accept every draft; next is drawn from the last row's law; not lossless",
+            "verifier off, e.g. use_spec_verify: false of SGLang's IDLMBlockN",
+            _ACCEPTED,
+        ),
+        Operator(
+            "unmask:threshold",
+            "fill masks whose token's probability reaches `threshold` thousandths, and always the most certain one",
+            "Fast-dLLM (arXiv 2505.22618); Nemotron-Labs-Diffusion's generate",
+            _UNMASKED,
+        ),
+        Operator(
+            "unmask:above",
+            "fill masks whose token's probability exceeds `threshold` thousandths, else the most certain one",
+            "SGLang's LowConfidence",
+            _UNMASKED,
+        ),
+        Operator(
+            "unmask:schedule",
+            "fill the `quota` most certain masks",
+            "LLaDA's even schedule (arXiv 2502.09992); SDAR's static rule",
+            _UNMASKED,
+        ),
+        Operator(
+            "unmask:dynamic",
+            "fill all masks above `threshold` thousandths if these are `quota` at least, else the `quota` most certain",
+            "SDAR (arXiv 2510.06303), dynamic rule",
+            _UNMASKED,
+        ),
+        Operator(
+            "unmask:sequential",
+            "fill the first `quota` masks from left to right",
+            "SDAR (arXiv 2510.06303), sequential rule",
+            _UNMASKED,
+        ),
+        Operator(
+            "unmask:entropy",
+            "fill masks of least entropy, one at least, while their sum stays within `bound` thousandths of a nat",
+            "SDAR (arXiv 2510.06303), entropy-bounded rule, over the whole law",
+            _UNMASKED,
+        ),
+        Operator(
+            "grow:best",
+            "grow a tree from `root` by the likeliest edge first, row d giving the `top` tokens of depth d",
+            "Uno's tree sampler (arXiv 2609.04010)",
+            (Output("tree", _size),),
+        ),
+        Operator(
+            "walk:match",
+            "draw the target's own token at each node, and follow it from the root while a child carries it",
+            "target-only tree verification; Uno's tree sampler, SGLang's EAGLE target-only sampling",
+            _WALKED,
+        ),
+        Operator(
+            "walk:residual",
+            "try children in order against the target's law; a rejected child's mass is removed before the next",
+            "EAGLE-3 (arXiv 2503.01840); SpecInfer's multi-step sampling with point-mass drafts",
+            _WALKED,
+        ),
+        Operator(
             "lookup",
             "find the longest run of newest tokens, from max down to min, earlier in the text; give what followed it",
             "prompt lookup decoding (Saxena 2023)",
-            (Output("tokens", _size), Output("count", _size)),
+            (Output("token", _size), Output("count", _size)),
         ),
     )
 }

@@ -6,18 +6,21 @@ it has no slot, no logits and no cost. Positions and slots are expressions over 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fsm_spec.expression import to_text
+from fsm_spec.expression import Const, to_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from fsm_spec.expression import Expr
+    from fsm_spec.operators import Kind
     from fsm_spec.piece import Piece
 
 Fate = Literal["keep", "provisional", "scratch"]
@@ -39,6 +42,8 @@ class SegmentPlan:
     adapter: bool
     logits: Literal["none", "shifted", "own"]
     kv: Fate
+    # The group that the rows belong to; -1 outside of groups.
+    group: int = -1
 
     def content(self) -> dict[str, Any]:
         """Give the plan as JSON values, the form that the digest reads."""
@@ -51,40 +56,69 @@ class SegmentPlan:
             "adapter": self.adapter,
             "logits": self.logits,
             "kv": self.kv,
+            "group": self.group,
         }
 
 
 @dataclass(frozen=True)
-class OperatorPlan:
-    """Hold one operator with its inputs by name; `draft` tells draft randomness from the target's."""
+class OutputPlan:
+    """Name one output: its kind in the registry of operators, and its length (a count's bounds) over columns."""
 
-    op: str
+    name: str
+    kind: Kind
+    least: Expr
+    most: Expr
+
+
+@dataclass(frozen=True)
+class OperatorPlan:
+    """Hold one operator with its inputs by name; `draft` tells draft randomness from the target's.
+
+    `read` names carries and results by what the operator reads them as (q, block, tree, root), `numbers` are its
+    integers over columns (size, left, threshold, ...).
+    """
+
+    key: str
     rule: str
-    out: tuple[str, ...]
+    outputs: tuple[OutputPlan, ...]
     rows: tuple[str, ...] = ()
     drafts: Piece | None = None
-    q: str | None = None
-    size: int = 0
-    shortest: int = 0
-    longest: int = 0
+    read: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, Expr] = field(default_factory=dict)
+    freeze: bool = False
     draft: bool = False
 
     @property
-    def key(self) -> str:
-        """Name the reading in the registry of operators, e.g. `accept:match`."""
-        return f"{self.op}:{self.rule}" if self.op == "accept" else self.op
+    def op(self) -> str:
+        """Name the operator without its rule: `accept`."""
+        return self.key.partition(":")[0]
+
+    @property
+    def out(self) -> tuple[str, ...]:
+        """List the names of the outputs."""
+        return tuple(output.name for output in self.outputs)
+
+    @property
+    def counts(self) -> tuple[OutputPlan, ...]:
+        """List the outputs that guards and effects may read."""
+        return tuple(output for output in self.outputs if output.kind == "count")
+
+    def number(self, name: str) -> int:
+        """Give a number that is the same for all requests."""
+        value = self.numbers[name]
+        assert isinstance(value, Const), f"{name} reads columns"
+        return value.value
 
     def content(self) -> dict[str, Any]:
         """Give the operator as JSON values, the form that the digest reads."""
         return {
-            "op": self.op,
+            "key": self.key,
             "rule": self.rule,
             "rows": list(self.rows),
             "drafts": str(self.drafts) if self.drafts else None,
-            "q": self.q,
-            "size": self.size,
-            "shortest": self.shortest,
-            "longest": self.longest,
+            "read": dict(self.read),
+            "numbers": {name: to_text(value) for name, value in self.numbers.items()},
+            "freeze": self.freeze,
             "out": list(self.out),
         }
 
@@ -94,20 +128,41 @@ class ForwardPlan:
     """Hold the rows of one forward and the operators on its logits."""
 
     name: str
-    attention: Literal["causal", "bidirectional"]
+    attention: Literal["causal", "bidirectional", "block-causal", "groups", "tree"]
     segments: tuple[SegmentPlan, ...]
     operators: tuple[OperatorPlan, ...]
+    # Whether rows of a group that are no heads see the rows of their group behind them.
+    both_ways: bool = False
 
     @property
     def rows(self) -> int:
         """Count the rows of the plan, dead ones included."""
         return sum(segment.max_count for segment in self.segments)
 
+    @property
+    def tree(self) -> str | None:
+        """Name the tree carry whose nodes are the rows."""
+        return self.segments[0].source.name if self.attention == "tree" else None
+
     @cached_property
     def mask(self) -> NDArray[np.bool_]:
-        """Give the block mask, bool [rows, rows]: whether row i sees row j."""
+        """Give the block mask, bool [rows, rows]: whether row i sees row j; a tree's rows see at most this."""
         full = np.ones((self.rows, self.rows), dtype=np.bool_)
-        return np.tril(full) if self.attention == "causal" else full
+        if self.attention in ("bidirectional", "block-causal"):
+            return full
+        return self._groups() if self.attention == "groups" else np.tril(full)
+
+    def _groups(self) -> NDArray[np.bool_]:
+        """Let heads see the heads up to themselves, and the others these and the rows of their own group."""
+        most = [segment.max_count for segment in self.segments]
+        group = np.repeat([segment.group for segment in self.segments], most)
+        head = np.repeat([segment.kv != "scratch" for segment in self.segments], most)
+        heads = head[None, :] & (group[None, :] <= group[:, None])
+        inside = ~head[:, None] & (group[None, :] == group[:, None])
+        if not self.both_ways:
+            inside = np.tril(inside)
+        mask: NDArray[np.bool_] = heads | inside
+        return mask
 
     def segment(self, name: str) -> SegmentPlan:
         """Find a segment by name; raises KeyError."""
@@ -120,6 +175,7 @@ class ForwardPlan:
         """Give the plan as JSON values, the form that the digest reads."""
         return {
             "attention": self.attention,
+            "both_ways": self.both_ways,
             "segments": [segment.content() for segment in self.segments],
             "operators": [operator.content() for operator in self.operators],
         }

@@ -362,7 +362,8 @@ def decide(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - numba compiles o
     # A newcomer beside a preemption would take the pages that were just given back; nobody overtakes.
     while not stalled and admitted < len(queue):
         take, longest, fill = queue[admitted]
-        if fill > 0:
+        # A request that is done at once has no longest case, and holds nothing.
+        if longest > 0:
             if live >= max_running:
                 break
             promised += longest

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CONTRACT: Final = {
     "pending": "at every round point kv = prompt + emitted - 1",
     "full": "at every round point kv = prompt + emitted",
+    "block": "at every round point kv = prompt + emitted, rounded down to whole blocks",
 }
 LIMIT: Final = "emitted never passes the limit"
 BOUNDS: Final = "every column stays within its bounds"
@@ -74,8 +75,9 @@ class Judge:
         # No event of a table with a contract is ignored, so that a row was taken.
         found += self._row_faults(before, self.table.rows[outcome.transition // 2], args, outcome)
         if state.round:
-            debt = 1 if self.table.contract == "pending" else 0
-            if after["kv"] != after["prompt"] + after["emitted"] - debt:
+            length = after["prompt"] + after["emitted"]
+            debt = length % self.table.block if self.table.block else int(self.table.contract == "pending")
+            if after["kv"] != length - debt:
                 found.append(CONTRACT[self.table.contract])
             found += self._unheld(self.table.always, after)
         return tuple(found)
@@ -145,20 +147,28 @@ class Judge:
             return False
         plan = self.table.forwards[source.forward]
         values = {**before, **args}
-        accepted = sum(args[operator.out[0]] for operator in plan.operators if operator.op == "accept")
-        index = 0
+        vouched = sum(
+            args[op.out[0]] + (op.op == "walk") for op in plan.operators if op.op in ("accept", "walk")
+        )
+        if row.keep_rows is not None:
+            return kept > vouched
+        index = first = 0
+        stride = row.keep_stride or 1
         for segment in plan.segments:
             count = evaluate(segment.count, values)
-            taken = max(0, min(count, kept - index))
-            if taken and segment.kv == "scratch":
-                return True
-            if taken and evaluate(segment.slot, values) != before["kv"] + index:
-                return True
-            if segment.kv == "provisional":
-                if taken > accepted:
+            # The rows kept are index * stride; those of this segment are first .. first + count - 1.
+            while index < kept and index * stride < first + count:
+                place = segment.slot if row.keep_stride is None else segment.at
+                if segment.kv == "scratch":
                     return True
-                accepted -= taken
-            index += count
+                if evaluate(place, values) + index * stride - first != before["kv"] + index:
+                    return True
+                if segment.kv == "provisional":
+                    vouched -= 1
+                    if vouched < 0:
+                        return True
+                index += 1
+            first += count
         return kept > index
 
     def shown(self, after: Mapping[str, int]) -> tuple[str, ...]:

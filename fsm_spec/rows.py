@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-from fsm_spec import expression
+from fsm_spec import expression, operators
 from fsm_spec.expression import Expr, to_text
 from fsm_spec.findings import Path
 from fsm_spec.piece import Piece
-from fsm_spec.scope import Place, Scope, Value, Violation, listed, segment_of
-from fsm_spec.spec import Accept, Lookup, Operation, Segment
+from fsm_spec.scope import Place, Scope, Violation, listed, segment_of, segment_path, sources
+from fsm_spec.spec import Accept, Forward, Grow, Lookup, Operation, Segment, Unmask, Walk
+
+# Numbers that rules need, and numbers that they read; a rule reads no others.
+_NUMBERS: Final = {
+    "accept:topk": ("top",),
+    "accept:threshold": ("threshold",),
+    "unmask:threshold": ("threshold",),
+    "unmask:above": ("threshold",),
+    "unmask:schedule": ("quota",),
+    "unmask:dynamic": ("threshold", "quota"),
+    "unmask:sequential": ("quota",),
+    "unmask:entropy": ("bound",),
+}
+_CHOSEN: Final = ("top", "threshold", "bound", "quota")
 
 
 def rules(scope: Scope) -> Iterator[Violation]:
@@ -18,10 +32,11 @@ def rules(scope: Scope) -> Iterator[Violation]:
     for name, forward in spec.forwards.items():
         path: Path = ("forwards", name)
         emptied = scope.lost((*path, "rows")) or scope.lost((*path, "ops"))
-        if not forward.rows and not forward.ops and not emptied:
+        if not forward.segments and not forward.ops and not emptied:
             yield path, f"the forward {name} has neither rows nor operators; remove it"
-        for index, segment in enumerate(forward.rows):
-            yield from _segment(scope, segment, (*path, "rows", index))
+        yield from _shape(scope, name, forward, path)
+        for index, segment in enumerate(forward.segments):
+            yield from _segment(scope, forward, segment, segment_path(name, forward, index))
         for index, op in enumerate(forward.ops):
             yield from _operator(scope, name, op, (*path, "ops", index))
     if spec.forwards:
@@ -36,35 +51,63 @@ def rules(scope: Scope) -> Iterator[Violation]:
             yield ("events",), "events belong to abstract models; the completion of a forward is not declared"
 
 
-def _segment(scope: Scope, segment: Segment, path: Path) -> Iterator[Violation]:
+def _shape(scope: Scope, name: str, forward: Forward, path: Path) -> Iterator[Violation]:
+    """Hold the attention to the layout of the rows: groups to groups, a tree to the nodes of one tree."""
+    if forward.groups is not None:
+        if forward.rows:
+            yield (*path, "rows"), f"the forward {name} has rows and groups; write its rows under groups"
+        yield from scope.numbers(forward.groups.count, (*path, "groups", "count"), scope.place(columns=False))
+    if (forward.groups is not None) != (forward.attention == "groups"):
+        missing = "attention: groups" if forward.groups is not None else "its rows under groups"
+        yield (*path, "attention"), f"rows in groups and attention: groups belong together; write {missing}"
+    trees = [
+        segment
+        for segment in forward.segments
+        for piece in sources(segment)
+        if piece.name in scope.carries and scope.carries[piece.name].kind == "tree"
+    ]
+    if trees and forward.attention != "tree":
+        yield (*path, "attention"), f"{trees[0].name} holds a tree; write attention: tree"
+    elif forward.attention == "tree" and (not trees or len(forward.segments) > 1):
+        yield (*path, "attention"), "attention: tree needs one segment, whose source is a carry of type tree"
+
+
+def _segment(scope: Scope, forward: Forward, segment: Segment, path: Path) -> Iterator[Violation]:
     place = scope.place()
     for key in ("count", "at", "slot"):
         value = getattr(segment, key)
         if value is not None:
             yield from scope.numbers(value, (*path, key), place)
-    source = segment.source
-    if source.name in ("mask", "noise"):
-        if source != Piece(source.name):
-            yield (*path, "source"), f"{source.name} is one token on every row and takes no slice"
+    read = sources(segment)
+    if isinstance(segment.source, list) and (
+        forward.groups is None or segment.count != expression.Const(1) or not read
+    ):
+        yield (*path, "source"), "a list of sources gives one token to each group; name one source here"
         return
-    if source.name == "text":
-        yield (
-            (*path, "source"),
-            "the text of the prompt is fed by prefill, which is built in; name a carry, mask or noise",
-        )
-        return
-    sources = {**scope.carries, **dict.fromkeys(("mask", "noise"), Value("token"))}
-    yield from scope.piece(source, (*path, "source"), sources, "", place, "token")
-    whole = scope.carries[source.name].length if source.name in scope.carries else None
-    if whole is not None:
-        yield from _rows_fit(scope, segment, source.length(whole), path)
-
-
-def _rows_fit(scope: Scope, segment: Segment, length: Expr, path: Path) -> Iterator[Violation]:
-    off = scope.off_by(segment.count, length)
-    if off is not None and off[0] > 0:
-        read = f"{to_text(segment.count)} rows of {segment.name} read {to_text(length)} tokens of {segment.source}"
-        yield (*path, "count"), f"{read}: {off[0]} too many{off[1]}"
+    whole: list[Expr | None] = []
+    for index, source in enumerate(read):
+        where = (*path, "source", index) if isinstance(segment.source, list) else (*path, "source")
+        if source.name in ("mask", "noise") and source != Piece(source.name):
+            yield where, f"{source.name} is one token on every row and takes no slice"
+        elif source.name == "text":
+            message = "the text of the prompt is fed by prefill, which is built in"
+            yield where, f"{message}; name a carry, mask or noise"
+        elif source.name not in ("mask", "noise"):
+            known = scope.carries.get(source.name)
+            tree = known is not None and known.kind == "tree"
+            yield from scope.piece(source, where, scope.carries, "", place, "tree" if tree else "token")
+            whole.append(
+                source.length(known.length) if known is not None and known.length is not None else None
+            )
+    if whole and None not in whole and len(whole) == len(read):
+        tokens = expression.total(length for length in whole if length is not None)
+        grouped = isinstance(segment.source, list) and forward.groups is not None
+        wanted = forward.groups.count if grouped and forward.groups is not None else segment.count
+        off = scope.off_by(wanted, tokens)
+        if off is not None and off[0] > 0:
+            names = ", ".join(map(str, read))
+            message = f"{to_text(wanted)} rows of {segment.name} read {to_text(tokens)} tokens of {names}"
+            yield (*path, "count"), f"{message}: {off[0]} too many{off[1]}"
 
 
 def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator[Violation]:
@@ -73,21 +116,72 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
         for key in ("size", "min", "max"):
             yield from scope.numbers(getattr(op, key), (*path, key), scope.place(columns=False))
         return
-    plan = scope.spec.forwards[forward]
-    for position, name in enumerate(listed(op.rows)):
-        inside = (*path, "rows", position) if isinstance(op.rows, list) else (*path, "rows")
-        segment = segment_of(plan, name)
-        if segment is None and scope.hurt(("forwards", forward, "rows")):
-            scope.doubt.add(name)  # the segment that was left out may be this one
-        elif segment is None:
-            yield from scope.unknown(name, "the segment", [known.name for known in plan.rows], inside)
-        elif segment.logits == "none" and not scope.hurt(
-            ("forwards", forward, "rows", plan.rows.index(segment))
-        ):
-            yield inside, f"the rows of {name} give no logits; write logits: shifted (or own) on them"
-        scope.used.add(("rows", forward, name))
+    yield from _read_rows(scope, forward, op.rows, (*path, "rows"))
+    yield from _numbers(scope, op, path)
     if isinstance(op, Accept):
         yield from _accept(scope, forward, op, path, place)
+    elif isinstance(op, Unmask):
+        yield from scope.piece(Piece(op.block), (*path, "block"), scope.carries, "", place, "token")
+        yield from _as_many(scope, forward, op, op.block, path)
+    elif isinstance(op, Walk):
+        yield from scope.piece(Piece(op.tree), (*path, "tree"), scope.carries, "", place, "tree")
+        yield from _as_many(scope, forward, op, op.tree, path)
+    elif isinstance(op, Grow):
+        yield from scope.piece(
+            Piece(op.root), (*path, "root"), scope.results[forward], forward, place, "token"
+        )
+
+
+def _read_rows(scope: Scope, forward: str, rows: str | list[str], path: Path) -> Iterator[Violation]:
+    """Hold an operator to segments that exist and give logits."""
+    plan = scope.spec.forwards[forward]
+    for position, name in enumerate(listed(rows)):
+        inside = (*path, position) if isinstance(rows, list) else path
+        segment = segment_of(plan, name)
+        if segment is None and scope.hurt(("forwards", forward, *plan.segments_key)):
+            scope.doubt.add(name)  # the segment that was left out may be this one
+        elif segment is None:
+            yield from scope.unknown(name, "the segment", [known.name for known in plan.segments], inside)
+        elif segment.logits == "none" and not scope.hurt(segment_path(forward, plan, segment)):
+            yield inside, f"the rows of {name} give no logits; write logits: shifted (or own) on them"
+        scope.used.add(("rows", forward, name))
+
+
+def _numbers(scope: Scope, op: Operation, path: Path) -> Iterator[Violation]:
+    """Hold an operator to the numbers that its rule reads."""
+    fixed = scope.place(columns=False)
+    if isinstance(op, (Grow, Walk)):
+        for key in ("top", "size") if isinstance(op, Grow) else ("depth",):
+            yield from scope.numbers(getattr(op, key), (*path, key), fixed)
+    if not isinstance(op, (Accept, Unmask)):
+        return
+    read = _NUMBERS.get(operators.key_of(op), ())
+    for key in _CHOSEN:
+        value = getattr(op, key, None)
+        if value is None and key in read:
+            yield path, f'the rule {op.rule} needs {key}; add the key "{key}"'
+        elif value is not None and key not in read:
+            yield (*path, key), f"the rule {op.rule} reads no {key}; remove it"
+        elif value is not None:
+            yield from scope.numbers(value, (*path, key), scope.place() if key == "quota" else fixed)
+    for key in ("left", "steps", "start") if isinstance(op, Unmask) else ():
+        value = getattr(op, key)
+        if value is not None:
+            yield from scope.numbers(value, (*path, key), scope.place())
+
+
+def _as_many(scope: Scope, forward: str, op: Unmask | Walk, name: str, path: Path) -> Iterator[Violation]:
+    """Hold an operator's rows to the tokens or nodes of the carry that it reads beside them."""
+    rows = scope.row_count(forward, op.rows)
+    whole = scope.carries[name].length if name in scope.carries else None
+    if rows is None or whole is None:
+        return
+    off = scope.off_by(rows, whole)
+    if off is not None:
+        yield (
+            (*path, "rows"),
+            f"{to_text(rows)} rows stand for {to_text(whole)} of {name}{off[1]}; as many are needed",
+        )
 
 
 def _accept(scope: Scope, forward: str, op: Accept, path: Path, place: Place) -> Iterator[Violation]:

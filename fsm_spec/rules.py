@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
-from fsm_spec import effects, expression, fates, flow, rows, verified
+from fsm_spec import effects, expression, fates, flow, masks, rows, verified
 from fsm_spec.expression import Expr, evaluate, to_text
 from fsm_spec.findings import MAX_FINDINGS, Path, nearest, quoted
+from fsm_spec.piece import Piece
 from fsm_spec.scope import (
     BUILT_IN_COLUMNS,
     LIFE_CYCLE_EVENTS,
@@ -22,6 +23,7 @@ from fsm_spec.scope import (
     Scope,
     Violation,
     listed,
+    segment_path,
     shown,
 )
 from fsm_spec.spec import Forward, Spec, State
@@ -46,7 +48,7 @@ def _all(scope: Scope) -> Iterator[Violation]:
         yield violation
     # Whether a token is final depends on every part on its way, so these rules wait until the parts are in order.
     if sound and not scope.doubt:
-        yield from _chained(scope, verified.rules, flow.written)
+        yield from _chained(scope, verified.rules, masks.rules, flow.written)
     yield from flow.rules(scope)
 
 
@@ -82,10 +84,10 @@ def _names(scope: Scope) -> Iterator[Violation]:
 
 def _local_names(name: str, forward: Forward, first: Mapping[str, str]) -> Iterator[Violation]:
     segments: set[str] = set()
-    for index, segment in enumerate(forward.rows):
+    for index, segment in enumerate(forward.segments):
         if segment.name in segments:
             yield (
-                ("forwards", name, "rows", index, "name"),
+                (*segment_path(name, forward, index), "name"),
                 f"a second segment is called {quoted(segment.name)}; names are unique in a forward",
             )
         segments.add(segment.name)
@@ -164,14 +166,19 @@ def _carries(scope: Scope) -> Iterator[Violation]:
         sizes = [size for size in carry.shape if size not in vocab]
         for size in sizes:
             yield from scope.numbers(size, path, place)  # type: ignore[arg-type]
-        fits = (
-            len(carry.shape) == 1
-            if carry.type == "token"
-            else len(carry.shape) == 2 and carry.shape[1] in vocab
-        )
+        wide = carry.type == "law"
+        fits = len(carry.shape) == 2 and carry.shape[1] in vocab if wide else len(carry.shape) == 1
         if not fits or len(sizes) != 1:
-            wanted = "[COUNT]" if carry.type == "token" else "[COUNT, vocab]"
+            wanted = "[COUNT, vocab]" if wide else "[COUNT]"
             yield path, f"a carry of type {carry.type} has the shape {wanted}"
+        for index, piece in enumerate(carry.init or ()):
+            where: Path = ("carry", name, "init", index)
+            if carry.type != "token" or piece not in (Piece("text"), Piece("mask")):
+                yield where, "a carry of tokens starts with text (the tokens behind kv), mask, or both"
+            elif piece.name == "text" and scope.block is None:
+                yield where, "only a block contract leaves text behind kv; write mask alone"
+    if scope.block is not None:
+        yield from scope.numbers(scope.block, ("contract", "block"), place)
 
 
 # States and transitions ---------------------------------------------------------------------------------------

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from fsm_spec import expression, life_cycle, table
-from fsm_spec.expression import Const, Expr, Name, evaluate, to_text
+from fsm_spec import expression, life_cycle, operators, table
+from fsm_spec.expression import Const, Expr, Name, Op, evaluate, to_text
 from fsm_spec.findings import Path, closest, nearest, quoted, words
 from fsm_spec.linear import difference
+from fsm_spec.operators import Kind
 from fsm_spec.piece import Piece
-from fsm_spec.spec import Accept, Forward, Lookup, Operation, Segment, Spec, Transition
+from fsm_spec.spec import MAX_VALUE, BlockContract, Forward, Operation, Segment, Spec, Transition
 
 Violation = tuple[Path, str]
-Kind = Literal["token", "law", "count"]
 
 # Columns that the life cycle, emit and keep move; a spec reads them.
 BUILT_IN_COLUMNS: Final = tuple(name for name in table.BUILT_IN_COLUMNS if name != "state")
@@ -31,7 +31,13 @@ RESERVED: Final = frozenset(
 )
 # Values that one load may try out, in all, to decide what intervals leave open; it keeps absurd guards quick.
 MOST_WALKED: Final = 20_000
-_KINDS: Final = {"token": "tokens", "law": "laws", "count": "a count"}
+_KINDS: Final = {
+    "token": "tokens",
+    "law": "laws",
+    "count": "a count",
+    "index": "rows of the block",
+    "tree": "a tree",
+}
 # What an abstract model may read of the pool: slots a page, and slots in the pages that a request owns.
 PAGE_SIZE: Final = "page_size"
 OWNED: Final = "owned"
@@ -66,9 +72,9 @@ class Scope:
         self.carries = {
             name: Value(carry.type, first_size(carry.shape)) for name, carry in spec.carry.items()
         }
-        if spec.contract is not None:
+        if isinstance(spec.contract, str):
             self.carries[PENDING] = Value("token", Const(1))
-        elif spec.forwards:
+        elif spec.forwards and spec.contract is None:
             self.doubt.add(PENDING)  # the missing contract has a finding of its own
         self.walks = MOST_WALKED
         # A spec that claims nothing about its tokens may emit what no verifier saw.
@@ -87,13 +93,32 @@ class Scope:
         return results
 
     def outputs(self, op: Operation, forward: str) -> dict[str, Value]:
-        """Give the results of an operator by name."""
-        if isinstance(op, Lookup):
-            return {op.out[0]: Value("token", op.size), op.out[1]: Value("count")}
-        if isinstance(op, Accept):
-            return {op.out[0]: Value("count"), op.out[1]: Value("token", Const(1))}
-        length = self.row_count(forward, op.rows)
-        return dict(zip(listed(op.out), (Value("token", length), Value("law", length)), strict=False))
+        """Give the results of an operator by name; a count has no length."""
+
+        def rows(names: str | list[str]) -> Expr | None:
+            return self.row_count(forward, names)
+
+        return {
+            name: Value(output.kind, None if output.kind == "count" else output.most(op, rows))
+            for name, output in operators.outputs_of(op)
+        }
+
+    def maimed(self, forward: str) -> bool:
+        """Tell whether a forward has lost a segment, or part of one, that could not be read."""
+        plan = self.spec.forwards[forward]
+        paths = [segment_path(forward, plan, index) for index in range(len(plan.segments))]
+        return self.lost(("forwards", forward, *plan.segments_key)) or any(map(self.hurt, paths))
+
+    def results_most(self, forward: str, op: Operation) -> Expr | None:
+        """Give the upper bound of an operator's count; None where it is not known."""
+        first = operators.outputs_of(op)[0][1]
+        return first.most(op, lambda rows: self.row_count(forward, rows))
+
+    @property
+    def block(self) -> Expr | None:
+        """Give the tokens of a block under a block contract."""
+        contract = self.spec.contract
+        return contract.block if isinstance(contract, BlockContract) else None
 
     def row_count(self, forward: str, rows: str | list[str]) -> Expr | None:
         """Count the rows of segments; None if one of them is not known in full."""
@@ -101,10 +126,11 @@ class Scope:
         counts = []
         for name in listed(rows):
             segment = segment_of(plan, name)
-            if segment is None or self.hurt(("forwards", forward, "rows", plan.rows.index(segment))):
+            if segment is None or self.hurt(segment_path(forward, plan, segment)):
                 return None
             counts.append(segment.count)
-        return expression.total(counts)
+        total = expression.total(counts)
+        return total if plan.groups is None else Op("*", (plan.groups.count, total))
 
     # Reading names --------------------------------------------------------------------------------------------
 
@@ -136,15 +162,14 @@ class Scope:
 
     def _divisor(self, divisor: Expr, path: Path) -> Iterator[Violation]:
         names = set(expression.names(divisor))
-        if names <= set(self.spec.params):
-            bounds = {name: param.range for name, param in self.spec.params.items()}
-            if not any(expression.divisors(divisor)) and expression.interval(divisor, bounds)[0] >= 1:
+        bounds = {name: param.range for name, param in self.spec.params.items()}
+        if not any(expression.divisors(divisor)):
+            bounds |= dict.fromkeys(self.columns, (0, MAX_VALUE))
+            if names <= set(bounds) and expression.interval(divisor, bounds)[0] >= 1:
                 return
         if not names & self.doubt:
-            yield (
-                path,
-                f"the divisor {to_text(divisor)} is not sure to be 1 or more; divide by such a constant or parameter",
-            )
+            message = f"the divisor {to_text(divisor)} is not sure to be 1 or more"
+            yield path, f"{message}; divide by such a constant or parameter, or write max(..., 1)"
 
     def place(
         self,
@@ -170,9 +195,7 @@ class Scope:
         )
         others |= dict.fromkeys(self.columns, "a column")
         others |= {name: "a result of another forward" for known in self.results.values() for name in known}
-        others |= {
-            name: "tokens" if value.kind == "token" else "a law" for name, value in (results or {}).items()
-        }
+        others |= {name: _KINDS[value.kind] for name, value in (results or {}).items()}
         allowed = (
             ["parameters"]
             + ["columns"] * columns
@@ -259,7 +282,18 @@ def first_size(shape: list[Expr | Literal["vocab"]]) -> Expr | None:
 
 def segment_of(forward: Forward, name: str) -> Segment | None:
     """Find a segment by name."""
-    return next((segment for segment in forward.rows if segment.name == name), None)
+    return next((segment for segment in forward.segments if segment.name == name), None)
+
+
+def segment_path(name: str, forward: Forward, segment: Segment | int) -> Path:
+    """Lead to a segment of a forward, given itself or its index."""
+    index = segment if isinstance(segment, int) else forward.segments.index(segment)
+    return ("forwards", name, *forward.segments_key, index)
+
+
+def sources(segment: Segment) -> list[Piece]:
+    """List the pieces that a segment's rows read."""
+    return segment.source if isinstance(segment.source, list) else [segment.source]
 
 
 def forward_of(spec: Spec, state: str) -> str | None:
@@ -280,6 +314,7 @@ def mentions(transition: Transition) -> set[str]:
         *transition.set,
         *expression.names(transition.when),
         *expression.names(transition.keep),
+        *([transition.keep_rows] if transition.keep_rows else []),
     }
     read.update(word for piece in transition.emit for word in words(str(piece)))
     return read | set(words(list(transition.set.values())))

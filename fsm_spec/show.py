@@ -25,6 +25,7 @@ MASK_ROWS: Final = 16
 CONTRACTS: Final = {
     "pending": "kv = prompt + emitted - 1 where a round starts: the newest token has no KV yet",
     "full": "kv = prompt + emitted where a round starts",
+    "block": "where a round starts, the tokens of whole blocks have KV, those of the last unfinished block have none",
 }
 PHASE_STYLES: Final = {"draft": "yellow", "verify": "green", "commit": "blue", "refresh": "magenta"}
 
@@ -137,18 +138,51 @@ def _segment(segment: SegmentPlan, table: Table) -> list[str]:
 
 
 def _operator(operator: OperatorPlan, table: Table) -> str:
-    outputs = ", ".join(operator.out)
+    """Say in words what an operator reads and gives."""
+    number = {name: to_text(value) for name, value in operator.numbers.items()}
+    read, rows = operator.read, ", ".join(_joined(operator.rows))
+    what = operator.key
     if operator.op == "lookup":
-        words = f"at most {operator.size} tokens after the newest {operator.shortest} to {operator.longest} in the text"
-        return f"lookup: {words} -> {outputs}"
-    rows = ", ".join(operator.rows)
-    if operator.op == "accept":
+        words = (
+            f"at most {number['size']} tokens after the newest {number['min']} to {number['max']} in the text"
+        )
+    elif operator.op == "accept":
         drafts = pieces_text([operator.drafts], table) if operator.drafts else ""
-        law = f" with law {operator.q}" if operator.q else ""
-        return f"accept by {operator.rule}: {drafts}{law} judged by {rows} -> {outputs}"
-    whose = "draft" if operator.draft else "target"
-    how = "the most likely token" if operator.rule == "argmax" else "a draw"
-    return f"sample {rows}: {how} of the {whose} law -> {outputs}"
+        law = f" with law {read['q']}" if "q" in read else ""
+        what, words = f"accept by {operator.rule}", f"{drafts}{law} judged by {rows}"
+    elif operator.op == "unmask":
+        what, words = f"unmask by {operator.rule}", f"{read['block']} with {number['left']} masks, by {rows}"
+    elif operator.op == "grow":
+        what = f"grow by {operator.rule}"
+        words = f"{number['size']} nodes from {read['root']}, the {number['top']} likeliest of each depth of {rows}"
+    elif operator.op == "walk":
+        what, words = f"walk by {operator.rule}", f"{read['tree']} judged by {rows}"
+    else:
+        whose = "draft" if operator.draft else "target"
+        how = "a draw" if operator.rule == "law" else "the most likely token"
+        what, words = f"sample {rows}", f"{how} of the {whose} law"
+    chosen = [
+        f"{name} {number[name]}"
+        for name in ("top", "threshold", "bound", "quota")
+        if name in number and operator.op != "grow"
+    ]
+    return f"{what}: {', '.join([words, *chosen])} -> {', '.join(operator.out)}"
+
+
+def _joined(names: tuple[str, ...]) -> list[str]:
+    """Write the rows of several groups as one: `head[0..3]`."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        base, _, index = name.partition("[")
+        groups.setdefault(base, []).append(index.rstrip("]"))
+    return [
+        base
+        if not found[0]
+        else f"{base}[{found[0]}..{found[-1]}]"
+        if len(found) > 1
+        else f"{base}[{found[0]}]"
+        for base, found in groups.items()
+    ]
 
 
 def _mask(plan: ForwardPlan) -> list[str]:

@@ -54,10 +54,11 @@ class _Judge:
                     yield from self._bounds(row, event)
         for forward, plan in self.table.forwards.items():
             yield from self._slots(plan, ("forwards", forward, "rows"))
-        if self.table.contract:
+        if self.table.contract in ("pending", "full"):
             for start in self.table.states:
                 if start.round:
                     yield from self._round(start.name, Const(0), 0, set())
+        if self.table.contract:
             yield from self._progress()
 
     def _walked(self, expressions: Iterable[Expr], event: EventPlan) -> Iterator[dict[str, int]]:
@@ -180,11 +181,19 @@ class _Judge:
             yield self.paths[row.index], message
 
     def _progresses(self, row: Row) -> bool:
-        columns = {**self.columns, **arg_bounds(self.table.events[row.event].args, self.columns)}
+        args = self.table.events[row.event].args
+        columns = {**self.columns, **arg_bounds(args, self.columns)}
         if bounds(row.emit_count, columns)[0] >= 1:
             return True
-        moves = (bounds(difference(value, Name(name)), columns) for name, value in row.sets)
-        return any(low >= 1 or high <= -1 for low, high in moves)
+        # A count that a column is set to may be bounded by that very column, as the masks left are.
+        most = {arg.name: arg.high for arg in args}
+        for name, value in row.sets:
+            low, high = bounds(difference(value, Name(name)), columns)
+            if isinstance(value, Name) and value.name in most:
+                high = min(high, bounds(difference(most[value.name], Name(name)), self.columns)[1])
+            if low >= 1 or high <= -1:
+                return True
+        return False
 
 
 def _cycles(edges: set[tuple[str, str]]) -> list[list[str]]:

@@ -52,6 +52,14 @@ def _parse_piece(value: Any) -> Piece:
     return parse_piece(value)
 
 
+def _parse_sources(value: Any) -> Piece | list[Piece]:
+    return [_parse_piece(each) for each in value] if isinstance(value, list) else _parse_piece(value)
+
+
+def _write_sources(value: Piece | list[Piece]) -> str | list[str]:
+    return list(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _parse_assignment(value: Any) -> Any:
     """Keep the text: whether a name is a column or a carry is known only with the whole spec."""
     if isinstance(value, bool) or not isinstance(value, (str, int, list)):
@@ -83,6 +91,12 @@ BoolExpr = Annotated[
 ]
 PieceText = Annotated[
     Piece, PlainValidator(_parse_piece), PlainSerializer(str), WithJsonSchema({"type": "string"})
+]
+SourceText = Annotated[
+    Piece | list[Piece],
+    PlainValidator(_parse_sources),
+    PlainSerializer(_write_sources),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
 Assignment = Annotated[
     str | int | list[str],
@@ -135,8 +149,14 @@ class Carry(Node):
     shape: list[IntExpr | Literal["vocab"]] = Field(
         description="sizes; vocab stands for the vocabulary", max_length=3
     )
-    type: Literal["token", "law"] = Field(
-        description="token: ids; law: float32 distributions over the vocabulary"
+    type: Literal["token", "law", "tree"] = Field(
+        description="token: ids; law: float32 distributions over the vocabulary; "
+        "tree: nodes with token, parent and depth, parents before children"
+    )
+    init: list[PieceText] | None = Field(
+        default=None,
+        description="value where a request enters the start state: text (the tokens behind kv) and mask",
+        max_length=MAX_ITEMS,
     )
     about: str = Field(default="", description="what it holds")
 
@@ -145,7 +165,10 @@ class Segment(Node):
     """Describe a run of rows of a forward's block that share source, weights, logits use and KV fate."""
 
     name: NameText = Field(description="name by which operators refer to these rows")
-    source: PieceText = Field(description="text of the rows: mask, noise, or a carry, whole or sliced")
+    source: SourceText = Field(
+        description="text of the rows: mask, noise, or a carry, whole or sliced; "
+        "in groups a list, whose token j stands in group j"
+    )
     count: IntExpr = Field(
         default=expression.Const(1), description="number of rows; ragged where it reads a column"
     )
@@ -171,8 +194,10 @@ class Sample(Node):
 
     op: Literal["sample"] = Field(description="draw one token for each row")
     rows: NameText | list[NameText] = Field(description="segments whose logits are read")
-    rule: Literal["law", "argmax"] = Field(
-        default="law", description="law: draw from the processed distribution; argmax: its most likely token"
+    rule: Literal["law", "argmax", "argmax_of_law"] = Field(
+        default="law",
+        description="law: draw from the processed distribution; argmax: its most likely token; "
+        "argmax_of_law: that token beside the law it was not drawn from (not lossless with rejection)",
     )
     out: NameText | Annotated[list[NameText], Field(min_length=1, max_length=2)] = Field(
         description="tokens, or [tokens, law]"
@@ -183,13 +208,17 @@ class Accept(Node):
     """Judge drafts from left to right and give the token that follows the accepted run."""
 
     op: Literal["accept"] = Field(description="judge drafts from left to right")
-    rule: Literal["greedy", "match", "rejection"] = Field(
+    rule: Literal["greedy", "match", "rejection", "topk", "threshold", "always"] = Field(
         description="greedy: equals the argmax; match: equals the target's own sample; "
-        "rejection: min(1, p/q) with the residual"
+        "rejection: min(1, p/q) with the residual; topk, threshold, always: not lossless"
     )
     drafts: PieceText = Field(description="the drafts judged")
     q: NameText | None = Field(
         default=None, description="carry with the drafts' law; without it a draft is a point mass"
+    )
+    top: IntExpr | None = Field(default=None, description="topk: how many most likely tokens are accepted")
+    threshold: IntExpr | None = Field(
+        default=None, description="threshold: least probability, in thousandths"
     )
     rows: NameText | list[NameText] = Field(
         description="row i judges draft i; the last live row gives the bonus token"
@@ -216,30 +245,116 @@ class Lookup(Node):
     )
 
 
+class Unmask(Node):
+    """Fill some of a block's masks with the tokens that the model is surest of."""
+
+    op: Literal["unmask"] = Field(description="fill some of a block's masks")
+    rule: Literal["threshold", "above", "schedule", "dynamic", "sequential", "entropy"] = Field(
+        description="which masks are filled; one at least"
+    )
+    block: NameText = Field(description="carry with the block's tokens, masks among them")
+    rows: NameText | list[NameText] = Field(description="the block's rows; logits: own")
+    left: IntExpr = Field(description="masks left in the block before this step")
+    steps: IntExpr | None = Field(
+        default=None, description="steps left, this one included; the last fills every mask"
+    )
+    threshold: IntExpr | None = Field(default=None, description="least probability, in thousandths")
+    bound: IntExpr | None = Field(
+        default=None, description="entropy: most that the sum may be, in thousandths of a nat"
+    )
+    quota: IntExpr | None = Field(default=None, description="schedule, dynamic, sequential: masks to fill")
+    start: IntExpr | None = Field(
+        default=None, description="first row that is not of the prompt; 0 by default"
+    )
+    freeze: Literal["stop"] | None = Field(
+        default=None, description="stop: masks behind a generated stop token become that token"
+    )
+    out: Annotated[list[NameText], Field(min_length=2, max_length=2)] = Field(
+        description="[masks left after it, the block's tokens]"
+    )
+
+
+class Grow(Node):
+    """Grow a tree of drafts from the rows' laws."""
+
+    op: Literal["grow"] = Field(description="grow a tree of drafts")
+    rule: Literal["best"] = Field(description="best: likeliest edge first; row d is the law of depth d")
+    rows: NameText | list[NameText] = Field(description="one row a depth, from depth 1 on")
+    root: NameText = Field(description="result with the token of the root")
+    top: IntExpr = Field(description="children a node has at most")
+    size: IntExpr = Field(description="nodes, the root included")
+    out: NameText = Field(description="the tree")
+
+
+class Walk(Node):
+    """Walk a tree of drafts from its root as far as the target agrees."""
+
+    op: Literal["walk"] = Field(description="walk a tree as far as the target agrees")
+    rule: Literal["match", "residual"] = Field(
+        description="match: follow the target's own samples; residual: try children against p, mass removed"
+    )
+    tree: NameText = Field(description="carry with the tree")
+    depth: IntExpr = Field(description="edges of its longest path")
+    rows: NameText = Field(description="its nodes")
+    out: Annotated[list[NameText], Field(min_length=4, max_length=4)] = Field(
+        description="[edges walked, rows of the path, its tokens with the root, next token]"
+    )
+
+
 def _kind(value: Any) -> str | None:
     kind = value.get("op") if isinstance(value, dict) else getattr(value, "op", None)
     return kind if isinstance(kind, str) else None
 
 
 Operation = Annotated[
-    Annotated[Sample, Tag("sample")] | Annotated[Accept, Tag("accept")] | Annotated[Lookup, Tag("lookup")],
+    Annotated[Sample, Tag("sample")]
+    | Annotated[Accept, Tag("accept")]
+    | Annotated[Unmask, Tag("unmask")]
+    | Annotated[Grow, Tag("grow")]
+    | Annotated[Walk, Tag("walk")]
+    | Annotated[Lookup, Tag("lookup")],
     Discriminator(_kind),
 ]
+
+
+class Groups(Node):
+    """Repeat rows in groups: the rows with lasting KV are heads, and every group hangs on the heads up to its own."""
+
+    count: IntExpr = Field(description="number of groups, over parameters")
+    inside: Literal["causal", "bidirectional"] = Field(
+        default="bidirectional", description="which rows of its group a row that is no head sees"
+    )
+    rows: list[Segment] = Field(description="segments of one group, its head first", max_length=MAX_ITEMS)
 
 
 class Forward(Node):
     """Describe one pass of the target model: its rows in segments, and the operators on its logits, in order."""
 
     about: str = Field(default="", description="what it does")
-    attention: Literal["causal", "bidirectional"] = Field(
-        default="causal", description="which rows of its block a row sees; committed KV is always seen"
+    attention: Literal["causal", "bidirectional", "block-causal", "groups", "tree"] = Field(
+        default="causal",
+        description="which rows of its block a row sees (committed KV is always seen); block-causal: all, and prefill "
+        "runs in such blocks; groups: heads and its own group; tree: its ancestors",
     )
     rows: list[Segment] = Field(
-        description="segments in row order; none for operators that need no model", max_length=MAX_ITEMS
+        default_factory=list,
+        description="segments in row order; none for operators that need no model",
+        max_length=MAX_ITEMS,
     )
+    groups: Groups | None = Field(default=None, description="rows in groups; instead of rows")
     ops: list[Operation] = Field(
         default_factory=list, description="operators, in order", max_length=MAX_ITEMS
     )
+
+    @property
+    def segments(self) -> list[Segment]:
+        """List the segments, those of one group where rows are in groups."""
+        return self.rows if self.groups is None else self.groups.rows
+
+    @property
+    def segments_key(self) -> tuple[str, ...]:
+        """Lead from the forward to its segments."""
+        return ("rows",) if self.groups is None else ("groups", "rows")
 
 
 class Holding(Node):
@@ -302,6 +417,12 @@ class Transition(Node):
     keep: IntExpr = Field(
         default=expression.Const(0), description="first rows of the forward whose KV becomes committed"
     )
+    keep_rows: NameText | None = Field(
+        default=None, description="result of a walk: its first rows are kept, and moved together"
+    )
+    keep_stride: IntExpr | None = Field(
+        default=None, description="every such row is kept, from the first on, and moved together"
+    )
     emit: list[PieceText] = Field(
         default_factory=list, description="tokens that become final, in order", max_length=MAX_ITEMS
     )
@@ -327,6 +448,12 @@ class Check(Node):
     eventually: str = Field(default="end", description="state that every request reaches")
 
 
+class BlockContract(Node):
+    """Hold KV to whole blocks where a round starts; what is left of the text enters the spec's block."""
+
+    block: IntExpr = Field(description="tokens of a block, over parameters")
+
+
 class Spec(Node):
     """Hold one decode algorithm as a state machine of one request."""
 
@@ -342,9 +469,10 @@ class Spec(Node):
     require: list[BoolExpr] = Field(
         default_factory=list, description="conditions that parameters satisfy together", max_length=MAX_ITEMS
     )
-    contract: Literal["pending", "full"] | None = Field(
+    contract: Literal["pending", "full"] | BlockContract | None = Field(
         default=None,
-        description="pending: KV = prompt + emitted - 1 where a round starts; full: KV = prompt + emitted",
+        description="pending: KV = prompt + emitted - 1 where a round starts; full: KV = prompt + emitted; "
+        "{block: B}: KV = prompt + emitted, rounded down to whole blocks",
     )
     columns: dict[NameText, Column] = Field(
         default_factory=dict,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fsm_spec.spec import Spec
 
 BUILT_IN_COLUMNS: Final = ("state", "prompt", "limit", "emitted", "kv")
+Contract = Literal["pending", "full", "block"]
 WAIT, PREFILL, END = "wait", "prefill", "end"
 # The argument of an emitting event: tokens before the first stop token of the run; NO_STOP when there is none.
 STOP: Final = "stop"
@@ -82,7 +83,7 @@ class CarryPlan:
 
     name: str
     shape: tuple[int | None, ...]
-    type: Literal["token", "law"]
+    type: Literal["token", "law", "tree"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,9 @@ class Row:
     emit: tuple[Piece, ...] = ()
     sets: tuple[tuple[str, Expr], ...] = ()
     carries: tuple[tuple[str, tuple[Piece, ...]], ...] = ()
+    # Which rows are kept, if not the first: those of a walk's path, by the output's name, or every such row.
+    keep_rows: str | None = None
+    keep_stride: int | None = None
     built_in: bool = False
     line: int = 0
 
@@ -119,7 +123,7 @@ class Row:
             "on": self.event,
             "when": to_text(self.guard),
             "to": self.target,
-            "keep": to_text(self.keep),
+            "keep": [to_text(self.keep), self.keep_rows, self.keep_stride],
             "emit": [str(piece) for piece in self.emit],
             "set": {name: to_text(value) for name, value in self.sets},
             "carry": {name: [str(piece) for piece in pieces] for name, pieces in self.carries},
@@ -132,7 +136,7 @@ class Table:
 
     name: str
     params: Mapping[str, int]
-    contract: Literal["pending", "full"] | None
+    contract: Contract | None
     states: tuple[StatePlan, ...]
     columns: tuple[ColumnPlan, ...]
     carry: tuple[CarryPlan, ...]
@@ -145,6 +149,8 @@ class Table:
     sometimes: Mapping[str, Expr]
     eventually: str
     spec: Spec
+    # Tokens of a block under the contract block.
+    block: int | None = None
     # What an abstract model reads as `page_size`; tables with a contract leave pages to the scheduler.
     page_size: int = 1
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -164,6 +170,15 @@ class Table:
     def start(self) -> StatePlan:
         """Give the state that a request enters after prefill (its first state in an abstract model)."""
         return next(state for state in self.states if state.start)
+
+    @cached_property
+    def prefill_block(self) -> int:
+        """Give the tokens that prefill must run together: a block where kept rows see their whole block, else 1."""
+        whole = any(
+            plan.attention == "block-causal" and any(segment.kv != "scratch" for segment in plan.segments)
+            for plan in self.forwards.values()
+        )
+        return self.block if whole and self.block is not None else 1
 
     @cached_property
     def digest(self) -> str:
@@ -228,7 +243,7 @@ class Table:
         return {
             "spec": self.name,
             "params": dict(self.params),
-            "contract": self.contract,
+            "contract": self.contract if self.block is None else [self.contract, self.block],
             "fill": to_text(self.fill) if self.fill is not None else None,
             "states": [
                 {

@@ -12,14 +12,26 @@ from typing import Final
 from fsm_spec import expression
 from fsm_spec.domain import assignments, column_bounds
 from fsm_spec.expression import Const, Expr, Name, evaluate, substitute, to_text
-from fsm_spec.fates import judge
+from fsm_spec.fates import judge, judged
 from fsm_spec.findings import Path, quoted
 from fsm_spec.linear import difference, simplify
 from fsm_spec.piece import Piece, parse_piece
-from fsm_spec.scope import PENDING, Scope, Violation, forward_of, listed, segment_of, sources_of
-from fsm_spec.spec import Accept, Forward, Sample, Transition
+from fsm_spec.scope import (
+    PENDING,
+    Scope,
+    Violation,
+    forward_of,
+    listed,
+    segment_of,
+    segment_path,
+    sources,
+    sources_of,
+)
+from fsm_spec.spec import Accept, Forward, Grow, Operation, Sample, Transition, Walk
 from fsm_spec.table import ArgPlan
 
+# Rules of accept that change the output law.
+LOSSY: Final = ("topk", "threshold", "always")
 # Columns are walked by their edges; a larger bound only makes the walk coarser.
 _WALKED_BOUND: Final = 2**20
 
@@ -28,15 +40,20 @@ def rules(scope: Scope) -> Iterator[Violation]:
     """Judge what is kept and emitted on the whole way of a token, and what pending is set to."""
     yield from _claim(scope)
     final = final_carries(scope)
+    yield from _paired(scope)
     for name, forward in scope.spec.forwards.items():
-        for index, segment in enumerate(forward.rows):
-            source = segment.source.name
-            if segment.kv == "keep" and source in scope.carries and source not in final:
-                message = f"{segment.name} keeps the KV of {segment.source}, which no verifier has accepted"
+        for index, segment in enumerate(forward.segments if scope.claims else ()):
+            unknown = [piece for piece in sources(segment) if piece.name in set(scope.carries) - final]
+            if segment.kv == "keep" and unknown:
+                message = f"{segment.name} keeps the KV of {unknown[0]}, which no verifier has accepted"
                 yield (
-                    ("forwards", name, "rows", index, "kv"),
+                    (*segment_path(name, forward, index), "kv"),
                     f"{message}; write kv: provisional and judge it",
                 )
+        for index, op in enumerate(forward.ops if scope.claims else ()):
+            if isinstance(op, Grow) and op.root not in final | final_results(forward):
+                message = f"the tree's root {op.root} is no token that the target vouches for"
+                yield ("forwards", name, "ops", index, "root"), f"{message}; sample it from a clean row"
     for index, transition in enumerate(scope.spec.transitions):
         path: Path = ("transitions", index)
         yield from _pending(scope, transition, path)
@@ -46,24 +63,71 @@ def rules(scope: Scope) -> Iterator[Violation]:
                 yield from _accepted(scope, transition, forward_name, path)
 
 
+def _paired(scope: Scope) -> Iterator[Violation]:
+    """Hold drafts and the law that judges them to one operator: they are set together, from the same draw."""
+    for name, forward in scope.spec.forwards.items():
+        for index, op in enumerate(forward.ops):
+            if not isinstance(op, Accept) or op.q is None:
+                continue
+            for transition in scope.spec.transitions:
+                drafts, law = (transition.set.get(carry) for carry in (op.drafts.name, op.q))
+                if {op.drafts.name, op.q}.isdisjoint(transition.set) or _one_draw(
+                    scope, transition, drafts, law
+                ):
+                    continue
+                message = f"{op.q} is not everywhere the law that {op.drafts.name} was drawn from"
+                remedy = "set both at once, from the tokens and the law of one sample"
+                yield ("forwards", name, "ops", index, "q"), f"{message}; {remedy}"
+                break
+
+
+def _one_draw(scope: Scope, transition: Transition, drafts: object, law: object) -> bool:
+    """Tell whether drafts and law are set from the outputs of one sample, over the same rows."""
+    if drafts is None or law is None:
+        return False
+    tokens, laws = pieces(drafts), pieces(law)
+    for state in sources_of(transition):
+        forward = scope.spec.forwards[forward_of(scope.spec, state) or ""]
+        pairs = {
+            op.out[0]: op.out[1]
+            for op in forward.ops
+            if isinstance(op, Sample) and isinstance(op.out, list) and len(op.out) > 1
+        }
+        if [(pairs.get(piece.name), piece.start, piece.stop) for piece in tokens] != [
+            (piece.name, piece.start, piece.stop) for piece in laws
+        ]:
+            return False
+    return True
+
+
 def _claim(scope: Scope) -> Iterator[Violation]:
     """Hold the claim to the operators: what takes the most likely token has not the target's law at a temperature."""
     spec = scope.spec
-    if spec.lossless is None or spec.lossless.claim != "sampling":
-        return
+    sampling = spec.lossless is not None and spec.lossless.claim == "sampling"
     emitted = {piece.name for transition in spec.transitions for piece in transition.emit}
-    lead = "the spec claims sampling, but"
-    for name, forward in spec.forwards.items():
+    for name, forward in spec.forwards.items() if scope.claims else ():
         for index, op in enumerate(forward.ops):
             path: Path = ("forwards", name, "ops", index, "rule")
-            if isinstance(op, Accept) and op.rule == "greedy":
-                what = "accept by greedy takes the most likely token at any temperature"
-                yield path, f"{lead} {what}; judge by match or rejection, or claim: greedy"
-            elif isinstance(op, Sample) and op.rule == "argmax":
-                token = listed(op.out)[0]
-                if token in emitted and all(_clean(forward, rows) for rows in listed(op.rows)):
-                    what = f"{token} is the most likely token at any temperature"
-                    yield path, f"{lead} {what}; write rule: law, or claim: greedy"
+            if isinstance(op, Accept) and op.rule in LOSSY:
+                message = f"accept by {op.rule} keeps drafts that the target would not have drawn"
+                yield path, f"{message}; claim: no, or judge by match"
+            greedy = _greedy(forward, op, emitted) if sampling else None
+            if greedy is not None:
+                yield path, f"the spec claims sampling, but {greedy}, or claim: greedy"
+
+
+def _greedy(forward: Forward, op: Operation, emitted: set[str]) -> str | None:
+    """Say what of an operator's result has not the target's law at a temperature, and what to write instead."""
+    if isinstance(op, Accept) and op.rule == "greedy":
+        return "accept by greedy takes the most likely token at any temperature; judge by match or rejection"
+    if not isinstance(op, Sample) or op.rule == "law":
+        return None
+    token = listed(op.out)[0]
+    if op.rule == "argmax_of_law":
+        return f"{token} is not drawn from the law beside it; write rule: law"
+    if token in emitted and all(_clean(forward, rows) for rows in listed(op.rows)):
+        return f"{token} is the most likely token at any temperature; write rule: law"
+    return None
 
 
 def final_results(forward: Forward) -> set[str]:
@@ -72,6 +136,8 @@ def final_results(forward: Forward) -> set[str]:
     for op in forward.ops:
         if isinstance(op, Accept):
             final.add(op.out[1])
+        elif isinstance(op, Walk):
+            final.update(op.out[2:])
         elif isinstance(op, Sample) and all(_clean(forward, name) for name in listed(op.rows)):
             final.add(listed(op.out)[0])
     return final
@@ -80,9 +146,9 @@ def final_results(forward: Forward) -> set[str]:
 def _clean(forward: Forward, name: str) -> bool:
     """Tell whether a segment speaks for the target: causal, base weights, and nothing unverified before it."""
     segment = segment_of(forward, name)
-    if segment is None or segment.logits != "shifted" or forward.attention != "causal":
+    if segment is None or segment.logits != "shifted" or forward.attention not in ("causal", "groups"):
         return False
-    before = forward.rows[: forward.rows.index(segment) + 1]
+    before = forward.segments[: forward.segments.index(segment) + 1]
     return all(row.kv == "keep" and row.weights == "base" for row in before)
 
 
@@ -115,7 +181,7 @@ def pieces(value: object) -> list[Piece]:
 
 def _pending(scope: Scope, transition: Transition, path: Path) -> Iterator[Violation]:
     """Hold a transition that emits to set pending: under the contract pending, to the newest token."""
-    if scope.spec.contract is None or not transition.emit:
+    if not isinstance(scope.spec.contract, str) or not transition.emit:
         return
     last = transition.emit[-1]
     newest = scope.spec.contract == "pending"
@@ -165,7 +231,7 @@ def _emitted(
     """Where the spec claims to be lossless, only tokens that the target vouches for are emitted."""
     plan = scope.spec.forwards[forward]
     accept = judge(plan)
-    vouched = final | final_results(plan) | ({accept.drafts.name} if accept is not None else set())
+    vouched = final | final_results(plan) | ({judged(accept).name} if accept is not None else set())
     for index, piece in enumerate(transition.emit if scope.claims else []):
         if piece.name not in vouched:
             message = f"{piece} is emitted before the target has verified it"
@@ -176,26 +242,39 @@ def _accepted(scope: Scope, transition: Transition, forward: str, path: Path) ->
     """Walk the accepted counts under the guard: no row is kept and no draft emitted beyond them."""
     plan = scope.spec.forwards[forward]
     accept = judge(plan)
-    rows = scope.row_count(forward, accept.rows) if accept is not None else None
-    if accept is None or rows is None:
+    if accept is None or scope.results_most(forward, accept) is None:
         return
-    kept = expression.total(segment.count for segment in plan.rows if segment.kv == "keep")
+    kept = expression.total(segment.count for segment in plan.segments if segment.kv == "keep")
+    if isinstance(accept, Walk) or _leads(plan):
+        kept = expression.add(kept, Const(1))  # the root, or the first head, is final
     count = Name(accept.out[0])
-    guard = transition.when
-    drafts = expression.add(accept.drafts.start or Const(0), count)
-    whole = scope.carries[accept.drafts.name].length
-    walk = (guard, rows, accept.out[0])
+    drafts, whole = (
+        expression.add(judged(accept).start or Const(0), count),
+        scope.carries[judged(accept).name].length,
+    )
+    named = judged(accept).name
+    if isinstance(accept, Walk):
+        named, drafts = accept.out[2], expression.add(count, Const(1))
+        whole = scope.results[forward][named].length
+    walk = (transition.when, scope.results_most(forward, accept), accept.out[0])
     what = f"keep: {to_text(transition.keep)} keeps {{}} rows where {{}} are verified"
     yield from _exceeds(scope, transition.keep, expression.add(kept, count), walk, (*path, "keep"), what)
     for index, piece in enumerate(transition.emit if scope.claims else []):
         stop = piece.stop or whole
-        if piece.name == accept.drafts.name and stop is not None:
+        if piece.name == named and stop is not None:
             what = f"{piece} emits {{}} drafts where {{}} are accepted"
             yield from _exceeds(scope, stop, drafts, walk, (*path, "emit", index), what)
 
 
+def _leads(forward: Forward) -> bool:
+    """Tell whether the first head of groups is the pending token, which is final."""
+    return any(
+        segment.kv == "provisional" and sources(segment)[0].name == PENDING for segment in forward.segments
+    )
+
+
 def _exceeds(
-    scope: Scope, value: Expr, most: Expr, walk: tuple[Expr, Expr, str], path: Path, sentence: str
+    scope: Scope, value: Expr, most: Expr, walk: tuple[Expr, Expr | None, str], path: Path, sentence: str
 ) -> Iterator[Violation]:
     """Report the first values for which an expression exceeds what is verified while the guard holds."""
     for params in scope.settings():
@@ -210,10 +289,10 @@ def _exceeds(
 
 
 def _excess(
-    scope: Scope, value: Expr, most: Expr, walk: tuple[Expr, Expr, str], params: dict[str, int]
+    scope: Scope, value: Expr, most: Expr, walk: tuple[Expr, Expr | None, str], params: dict[str, int]
 ) -> tuple[int, int, dict[str, int]] | None:
-    guard, rows, count = walk
-    if difference(value, most) == Const(0):
+    guard, highest, count = walk
+    if highest is None or difference(value, most) == Const(0):
         return None  # the usual case: exactly what is verified
     maxima = {
         name: min(max(0, evaluate(column.max, params)), _WALKED_BOUND)
@@ -221,11 +300,11 @@ def _excess(
         if set(expression.names(column.max)) <= set(params)
     }
     bounds = column_bounds(maxima, len(scope.spec.states))
-    value, most, guard, rows = (substitute(part, params) for part in (value, most, guard, rows))
-    read = {name for part in (value, most, guard, rows) for name in expression.names(part)}
+    value, most, guard, highest = (substitute(part, params) for part in (value, most, guard, highest))
+    read = {name for part in (value, most, guard, highest) for name in expression.names(part)}
     if not read <= {*bounds, count}:
         return None  # other counts decide too; the table looks at each of them
-    arg = ArgPlan(count, Const(0), simplify(expression.subtract(rows, Const(1))))
+    arg = ArgPlan(count, Const(0), simplify(highest))
     for values in assignments([value, most, guard], bounds, [arg], scope.walks):
         scope.walks -= 1
         found, allowed = evaluate(value, values), evaluate(most, values)

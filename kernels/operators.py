@@ -6,23 +6,35 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fsm_spec.kernels.acceptance import ACCEPT_RULES, accept
+from fsm_spec.kernels.acceptance import ACCEPT_RULES, LOSSY_ACCEPT_RULES, accept
 from fsm_spec.kernels.acceptance_plain import accept_plain
 from fsm_spec.kernels.lookup import lookup, lookup_plain
 from fsm_spec.kernels.sampling import sample, sample_plain
+from fsm_spec.kernels.tree import grow_best
+from fsm_spec.kernels.tree_plain import grow_best_plain
+from fsm_spec.kernels.unmask import UNMASK_RULES, unmask
+from fsm_spec.kernels.unmask_plain import unmask_plain
+from fsm_spec.kernels.walk import WALK_RULES, walk
+from fsm_spec.kernels.walk_plain import walk_plain
 
 Operator = Callable[..., Any]
 
 # Operators over a batch of tensors.
 OPERATORS: dict[str, Operator] = {
     "sample": sample,
-    **{f"accept:{rule}": partial(accept, rule) for rule in ACCEPT_RULES},
+    **{f"accept:{rule}": partial(accept, rule) for rule in (*ACCEPT_RULES, *LOSSY_ACCEPT_RULES)},
+    **{f"unmask:{rule}": partial(unmask, rule) for rule in UNMASK_RULES},
+    "grow:best": grow_best,
+    **{f"walk:{rule}": partial(walk, rule) for rule in WALK_RULES},
     "lookup": lookup,
 }
 
 # The same for one row or request, over lists; draws go through `choose_one`.
 PLAIN: dict[str, Operator] = {
     "sample": sample_plain,
-    **{f"accept:{rule}": partial(accept_plain, rule) for rule in ACCEPT_RULES},
+    **{f"accept:{rule}": partial(accept_plain, rule) for rule in (*ACCEPT_RULES, *LOSSY_ACCEPT_RULES)},
+    **{f"unmask:{rule}": partial(unmask_plain, rule) for rule in UNMASK_RULES},
+    "grow:best": grow_best_plain,
+    **{f"walk:{rule}": partial(walk_plain, rule) for rule in WALK_RULES},
     "lookup": lookup_plain,
 }

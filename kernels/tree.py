@@ -5,6 +5,7 @@ The same in plain Python is `tree_plain.py`; walking a tree with the target's ve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,21 @@ class Tree:
     depths: Tensor  # int64 [n, v], edges from the root
     scores: Tensor  # float32 (float64 for float64 logits) [n, v]
     count: Tensor  # int64 [n]
+
+    def take(self, request: int) -> Tree:
+        """Return the tree of one request."""
+        one = slice(request, request + 1)
+        return Tree(self.tokens[one], self.parents[one], self.depths[one], self.scores[one], self.count[one])
+
+    @classmethod
+    def join(cls, trees: Sequence[Tree]) -> Tree:
+        """Put trees of the same capacity together."""
+        return cls(
+            *(
+                torch.cat([getattr(tree, name) for tree in trees])
+                for name in ("tokens", "parents", "depths", "scores", "count")
+            )
+        )
 
     @classmethod
     def rooted(cls, root: Tensor, capacity: int, dtype: torch.dtype = torch.float32) -> Tree:

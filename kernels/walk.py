@@ -15,6 +15,7 @@ from torch import Tensor
 from fsm_spec.kernels.choose import Chooser
 from fsm_spec.kernels.law import SamplingRows, argmax_tokens, law
 from fsm_spec.kernels.randomness import Purpose, salted
+from fsm_spec.kernels.sampling import sample
 from fsm_spec.kernels.tree import NO_NODE, Tree
 
 
@@ -132,3 +133,40 @@ def _walk(tree: Tree, path: Tensor, token: Tensor) -> Walk:
     """Read a path off the tree."""
     run = torch.where(path == NO_NODE, NO_NODE, tree.tokens.gather(1, path.clamp(min=0)))
     return Walk((path != NO_NODE).sum(1) - 1, path, run, token)
+
+
+WALK_RULES = ("match", "residual")
+
+
+def walk(  # noqa: PLR0913 -- the operator's inputs, one each
+    rule: str,
+    logits: Tensor,
+    tree: Tree,
+    rows: SamplingRows,
+    seeds: Tensor,
+    positions: Tensor,
+    chooser: Chooser,
+    deepest: int,
+    *,
+    exclude: int | None = None,
+) -> Walk:
+    """Walk by `match`, drawing the target's own token at each node, or by `residual`; shapes as there.
+
+    Raises ValueError for an unknown rule.
+    """
+    if rule == "residual":
+        return walk_residual(logits, tree, rows, seeds, positions, chooser, deepest, exclude=exclude)
+    if rule != "match":
+        raise ValueError(f"unknown walk rule {rule!r}; give one of {', '.join(WALK_RULES)}")
+    nodes = logits.shape[1]
+    request = torch.arange(len(seeds), device=logits.device).repeat_interleave(nodes)
+    picks, _ = sample(
+        logits.flatten(0, 1),
+        rows.take(request),
+        seeds[request],
+        positions.flatten(),
+        Purpose.TARGET,
+        chooser,
+        exclude=exclude,
+    )
+    return walk_match(tree, picks.view(-1, nodes), deepest)

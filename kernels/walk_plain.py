@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fsm_spec.kernels.choose import Key, PlainChooser
 from fsm_spec.kernels.law import SamplingParams, law_plain
 from fsm_spec.kernels.randomness import Purpose, salted
+from fsm_spec.kernels.sampling import sample_plain
 
 
 class WalkPlain(NamedTuple):
@@ -61,3 +62,27 @@ def walk_residual_plain(
             purpose = Purpose.RESIDUAL
     token = chooser.choose_one(p, Key(seed, positions[path[-1]], purpose))
     return WalkPlain(len(path) - 1, path, [tokens[node] for node in path], token)
+
+
+def walk_plain(  # noqa: PLR0913 -- the operator's inputs, one each
+    rule: str,
+    logits: Sequence[Sequence[float]],
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    positions: Sequence[int],
+    chooser: PlainChooser,
+    *,
+    exclude: int | None = None,
+) -> WalkPlain:
+    """Walk by a rule; see `walk`. Raises ValueError for an unknown rule."""
+    if rule == "residual":
+        return walk_residual_plain(logits, tokens, parents, params, seed, positions, chooser, exclude=exclude)
+    if rule != "match":
+        raise ValueError(f"unknown walk rule {rule!r}; give match or residual")
+    picks = [
+        sample_plain(line, params, Key(seed, position, Purpose.TARGET), chooser, exclude=exclude)[0]
+        for line, position in zip(logits, positions, strict=True)
+    ]
+    return walk_match_plain(tokens, parents, picks)

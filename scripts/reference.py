@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -28,8 +29,6 @@ from fsm_spec.expression import Const, Name, to_text
 from fsm_spec.findings import SpecFindings
 from fsm_spec.load import loads
 from fsm_spec.operators import OPERATORS, Operator, Output
-from fsm_spec.piece import Piece
-from fsm_spec.plan import ForwardPlan, OperatorPlan, SegmentPlan
 from fsm_spec.simulator.hardware import DEFAULT_CURVES, Hardware, hardware_names, load_hardware
 from fsm_spec.simulator.model import load_model, model_names
 
@@ -147,8 +146,6 @@ def grammar() -> str:
 
 # Operators ----------------------------------------------------------------------------------------------------
 
-SIZE: Final = 12345  # stands for the size of a lookup, whose plan holds a number
-
 
 def operators() -> str:
     """Describe the registry of operators."""
@@ -166,23 +163,20 @@ def operators() -> str:
 
 
 def outputs(operator: Operator) -> Iterator[str]:
-    """Say what an operator gives, from a plan of one segment."""
-    kv = Name("kv")
-    segment = SegmentPlan(
-        "read", Piece("pending"), 0, Name("rows"), 1, kv, kv, adapter=False, logits="shifted", kv="keep"
-    )
-    plan = OperatorPlan(operator.key.partition(":")[0], "", (), rows=("read",), size=SIZE)
-    forward = ForwardPlan("forward", "causal", (segment,), (plan,))
+    """Say what an operator gives, in the names of its own keys."""
+    inputs = SimpleNamespace(rows="rows", **{name: Name(name) for name in ("size", "left", "steps", "depth")})
     for output in operator.outputs:
-        most = to_text(output.most(plan, forward)).replace(str(SIZE), "size")
-        yield _described(output, most)
+        most = output.most(inputs, lambda _: Name("rows"))
+        assert most is not None
+        yield _described(output, to_text(most))
 
 
 def _described(output: Output, most: str) -> str:
     if output.kind == "count":
         return f"a count from 0 to {most}"
-    plural = "" if most == "1" else "s"
-    return f"{most} {'law' if output.kind == 'law' else 'token'}{plural}"
+    words = {"token": "token", "law": "law", "index": "row of the block", "tree": "node of a tree"}
+    first, _, rest = words[output.kind].partition(" ")
+    return f"{most} {first}{'' if most == '1' else 's'}{f' {rest}' if rest else ''}"
 
 
 # Findings -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from fsm_spec.engine import Args, Group, Launch
 from fsm_spec.errors import UserError
 from fsm_spec.expression import Const, Expr
 from fsm_spec.linear import bounds
-from fsm_spec.operators import OPERATORS
 from fsm_spec.simulator.acceptance import Acceptance
 from fsm_spec.simulator.ahead import Ahead, Law
 from fsm_spec.simulator.cost import Work
@@ -41,10 +40,9 @@ def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
         return ()
     plan = table.forwards[forward]
     return tuple(
-        Draw(name, op.op, output.most(op, plan), op.drafts.name if op.drafts else "")
+        Draw(count.name, op.op, count.most, op.drafts.name if op.drafts else "")
         for op in plan.operators
-        for name, output in zip(op.out, OPERATORS[op.key].outputs, strict=False)
-        if output.kind == "count"
+        for count in op.counts
     )
 
 
