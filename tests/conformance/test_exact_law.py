@@ -5,9 +5,10 @@ What a toy row predicts depends on everything it sees, so the law also shows KV 
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from fsm_spec.executor.operators import Operators, Reading
 from fsm_spec.executor.request import Request
 from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.toy import ToyCache, ToyModel
-from fsm_spec.kernels.enumeration import Enumerator, enumerate_outcomes, outcome_law
+from fsm_spec.kernels.enumeration import Enumerator, enumerate_outcomes
 from fsm_spec.kernels.law import SamplingParams, law_plain
 from fsm_spec.kernels.operators import OPERATORS
 from fsm_spec.load import load, shipped
@@ -34,6 +35,8 @@ PROMPT = (1, 2)
 EXACT = 1e-9
 SAMPLED = [SamplingParams(1.0), SamplingParams(0.7, 3, 0.9), SamplingParams(1.5, 0, 0.8, 0.3)]
 PAGES, PAGE_SIZE = 12, 4
+# The token of a slot that nobody may read.
+STALE = -7
 Tables = Callable[..., Table]
 Tokens = tuple[int, ...]
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -59,37 +62,86 @@ class Preempting:
         return engine.decide()
 
 
-def run(
-    table: Table,
-    params: SamplingParams,
-    limit: int,
-    *,
-    model: ToyModel,
-    planner: Callable[[Engine], Plan] | None = None,
-    readings: dict[str, Reading] | None = None,
-) -> Callable[[Enumerator], Tokens]:
-    """Return a run of one request from its prompt to its end, as a function of its random outcomes."""
+@dataclass
+class Run:
+    """Hold one request on its way: the engine and the runner, whose chooser is that of the present iteration."""
 
-    def outputs(chooser: Enumerator) -> Tokens:
-        allocator = PageAllocator(PAGES, PAGE_SIZE)
-        operators = Operators(chooser, {**OPERATORS, **(readings or {})})
+    engine: Engine
+    runner: Runner
+    request: Request
+
+    @classmethod
+    def begin(
+        cls,
+        table: Table,
+        params: SamplingParams,
+        limit: int,
+        *,
+        model: ToyModel,
+        planner: Callable[[Engine], Plan] | None = None,
+        readings: dict[str, Reading] | None = None,
+    ) -> Run:
+        """Return a run before its first iteration."""
         runner = Runner(
             table,
             model,
             ToyCache(PAGES * PAGE_SIZE),
-            allocator,
+            PageAllocator(PAGES, PAGE_SIZE),
             vocabulary=VOCABULARY,
             mask_id=MASK,
-            operators=operators,
+            operators=Operators(Enumerator(), {**OPERATORS, **(readings or {})}),
         )
         engine = Engine(table, Policy(), Pool(PAGES, PAGE_SIZE), runner, planner=planner)
         request = Request(PROMPT, limit, params)
         runner.add(engine.submit(len(PROMPT), limit), request)
-        while engine.has_work:
-            engine.iterate()
-        return tuple(request.output)
+        return cls(engine, runner, request)
 
-    return outputs
+    def iterate(self, chooser: Enumerator) -> Run:
+        """Return the run after one iteration; slots whose KV is not committed are made unreadable in it."""
+        shared = (self.engine.table, self.runner.model, self.engine.planner)
+        after = copy.deepcopy(self, {id(each): each for each in shared})
+        after.runner.operators.chooser = chooser
+        after.engine.iterate()
+        stale = torch.ones(PAGES * PAGE_SIZE, dtype=torch.bool)
+        stale[after.committed()] = False
+        after.runner.cache.tokens[stale] = STALE
+        return after
+
+    def committed(self) -> torch.Tensor:
+        """List the slots of committed KV in the order of positions."""
+        live = self.engine.live.tolist()
+        if not live:
+            return torch.zeros(0, dtype=torch.int64)
+        return self.runner.allocator.slots(0, 0, int(self.engine.columns["kv"][live[0]]))
+
+    def place(self) -> tuple[object, ...]:
+        """Describe all that the further law depends on: text, columns, carries and committed KV."""
+        live = self.engine.live.tolist()
+        columns = tuple(int(values[slot]) for values in self.engine.columns.values() for slot in live)
+        slots, cache, carries = self.committed(), self.runner.cache, self.runner.carries
+        held = [*carries.tokens.values(), *(law.numpy() for laws in carries.laws.values() for law in laws.values())]
+        held += [tree.tokens.numpy() for trees in carries.trees.values() for tree in trees.values()]
+        held += [tree.parents.numpy() for trees in carries.trees.values() for tree in trees.values()]
+        kv = tuple(values[slots].numpy().tobytes() for values in (cache.tokens, cache.positions, cache.gates))
+        return (tuple(self.request.output), columns, tuple(values.tobytes() for values in held), kv, self.engine.iterations)
+
+
+def output_law(start: Run) -> dict[Tokens, float]:
+    """Return the law of the output: outcomes are enumerated an iteration at a time, and equal places merged."""
+    law: dict[Tokens, float] = {}
+    level = {start.place(): (1.0, start)}
+    while level:
+        deeper: dict[tuple[object, ...], tuple[float, Run]] = {}
+        for mass, run in level.values():
+            for after, chance in enumerate_outcomes(run.iterate):
+                if not after.engine.has_work:
+                    tokens = tuple(after.request.output)
+                    law[tokens] = law.get(tokens, 0.0) + mass * chance
+                    continue
+                known, first = deeper.get(after.place(), (0.0, after))
+                deeper[after.place()] = known + mass * chance, first
+        level = deeper
+    return law
 
 
 def target_law(model: ToyModel, params: SamplingParams, limit: int) -> dict[Tokens, float]:
@@ -107,7 +159,7 @@ def target_law(model: ToyModel, params: SamplingParams, limit: int) -> dict[Toke
 def distance(table: Table, params: SamplingParams, limit: int, support: int = 2, **more: Any) -> float:  # noqa: ANN401 -- passed on
     """Return the largest difference between the output law of a table and the target's."""
     model = ToyModel(VOCABULARY, support)
-    found = outcome_law(enumerate_outcomes(run(table, params, limit, model=model, **more)))
+    found = output_law(Run.begin(table, params, limit, model=model, **more))
     expected = target_law(model, params, limit)
     assert set(found) <= set(expected), "tokens were emitted beyond the limit"
     return max(abs(found.get(tokens, 0.0) - mass) for tokens, mass in expected.items())
