@@ -277,7 +277,7 @@ def distance(
         (residual_tensors, ONCE),
     ],
 )
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_emitted_run_has_the_targets_law(
     walker: Walker, once: frozenset[Purpose], data: st.DataObject
