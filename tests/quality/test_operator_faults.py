@@ -31,7 +31,7 @@ EXACT, VISIBLE = 1e-12, 1e-4
 PARAMS = [SamplingParams(1.0), SamplingParams(0.7, 2), SamplingParams(1.4, 0, 0.8), SamplingParams()]
 ONCE = frozenset(Purpose)
 # Tokens, parents and depths of the tree that is walked; two children of the root carry the same token.
-TOKENS, PARENTS, DEPTHS = [0, 1, 1, 2, 0], [-1, 0, 0, 0, 1], [0, 1, 1, 1, 2]
+TOKENS, PARENTS, DEPTHS = [0, 1, 1, 2, 0, 2], [-1, 0, 0, 0, 1, 1], [0, 1, 1, 1, 2, 2]
 MODULES = ("acceptance", "acceptance_plain", "sampling", "walk", "walk_plain")
 Tokens = tuple[int, ...]
 Modules = dict[str, ModuleType]
@@ -151,20 +151,11 @@ def walked(
         texts.append((*texts[parent], token))
     rows = torch.tensor([[logits_after(text, "target") for text in texts]], dtype=torch.float64)
     where, seed = torch.tensor([DEPTHS]), torch.tensor([SEED])
-    picks = None
-    if scenario == "walk:match":
-        spread = SamplingRows.of([params] * len(TOKENS))
-        picks, _ = modules["sampling"].sample(
-            rows[0], spread, seed.expand(len(TOKENS)), where[0], Purpose.TARGET, chooser
-        )
+    rule = scenario.removeprefix("walk:")
     if plain:
-        reading = modules["walk_plain"]
-        if picks is not None:
-            walk = reading.walk_match_plain(TOKENS, PARENTS, picks.tolist())
-        else:
-            walk = reading.walk_residual_plain(
-                rows[0].tolist(), TOKENS, PARENTS, params, SEED, DEPTHS, chooser
-            )
+        walk = modules["walk_plain"].walk_plain(
+            rule, rows[0].tolist(), TOKENS, PARENTS, params, SEED, DEPTHS, chooser
+        )
         return (*walk.run[1:], walk.next)
     tree = Tree(
         tokens=torch.tensor([TOKENS]),
@@ -173,12 +164,7 @@ def walked(
         scores=torch.zeros(1, len(TOKENS)),
         count=torch.tensor([len(TOKENS)]),
     )
-    if picks is not None:
-        walk = modules["walk"].walk_match(tree, picks.unsqueeze(0), DRAFTS)
-    else:
-        walk = modules["walk"].walk_residual(
-            rows, tree, SamplingRows.of([params]), seed, where, chooser, DRAFTS
-        )
+    walk = modules["walk"].walk(rule, rows, tree, SamplingRows.of([params]), seed, where, chooser, DRAFTS)
     return (*walk.run[0, 1 : 1 + int(walk.accepted)].tolist(), int(walk.next))
 
 
@@ -193,8 +179,8 @@ def distance(modules: Modules, scenario: str, params: SamplingParams, *, plain: 
             text = (*text, chooser.choose_one(p, Key(SEED, len(text), Purpose.TARGET)))
         return text
 
-    # What matches draws the target's token for more rows than it reads.
-    once = ONCE - {Purpose.TARGET} if scenario.endswith("match") else ONCE
+    # A chain that matches draws the target's token for more rows than it reads.
+    once = ONCE - {Purpose.TARGET} if scenario == "match" else ONCE
     try:
         found = outcome_law(enumerate_outcomes(run, once))
     except ValueError:
