@@ -285,6 +285,7 @@ def test_threshold_is_reached_by_equality() -> None:
     p = [[0.5, 0.25, 0.25]] * 2
     assert single_lossy("threshold", p, [0], threshold=1.0) == (1, 0)
     assert single_lossy("threshold", p, [1], threshold=0.1) == (0, 0)
+    assert single_lossy("threshold", p, [1], threshold=0.0) == (1, 0)
     logits, drafts = torch.tensor([p], dtype=torch.float64).log(), torch.tensor([[1]])
     rows, where = SamplingRows.of([SamplingParams(1.0)]), torch.arange(2).unsqueeze(0)
     one = torch.tensor([1])
@@ -295,7 +296,7 @@ def test_threshold_is_reached_by_equality() -> None:
 
 @pytest.mark.parametrize(
     ("rule", "options"),
-    [("topk", {}), ("topk", {"top": 0}), ("threshold", {}), ("threshold", {"threshold": 0.0})],
+    [("topk", {}), ("topk", {"top": 0}), ("threshold", {}), ("threshold", {"threshold": 1.1})],
 )
 def test_lossy_rules_need_their_number(rule: str, options: dict[str, float]) -> None:
     """A rule without its number is refused by both readings."""
