@@ -219,10 +219,10 @@ def accept_threshold(  # noqa: PLR0913 -- the operator's inputs, one each
     """Accept drafts with p(x) >= threshold; next is drawn from p after the accepted run. NOT lossless.
 
     Shapes as in `accept_match`; p is the request's law, at temperature 0 a point mass.
-    Raises ValueError unless the threshold is above 0 and at most 1.
+    Raises ValueError unless the threshold is in 0..1.
     """
-    if threshold is None or not 0 < threshold <= 1:
-        raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number in (0, 1]")
+    if threshold is None or not 0 <= threshold <= 1:
+        raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number from 0 to 1")
     live = _Live.gather(logits, count)
     p = law(live.logits, rows.take(live.request), exclude)
     request, depth = _alive(drafts, count)

@@ -71,8 +71,8 @@ def _among_best(logits: Laws, drafts: Sequence[int], top: int | None, exclude: i
 
 def _likely(laws: Laws, drafts: Sequence[int], threshold: float | None) -> int:
     """Count the leading drafts whose probability reaches the threshold."""
-    if threshold is None or not 0 < threshold <= 1:
-        raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number in (0, 1]")
+    if threshold is None or not 0 <= threshold <= 1:
+        raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number from 0 to 1")
     for row, draft in enumerate(drafts):
         if laws[row][draft] < threshold:
             return row

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fsm_spec.kernels.choose import Chooser
-from fsm_spec.kernels.law import SamplingRows, argmax_tokens, law
+from fsm_spec.kernels.law import SamplingRows, law
 from fsm_spec.kernels.randomness import Purpose, salted
 from fsm_spec.kernels.sampling import sample
 from fsm_spec.kernels.tree import NO_NODE, Tree
@@ -28,27 +28,49 @@ class Walk(NamedTuple):
     next: Tensor  # int64 [n, 1], the token after the path
 
 
-def walk_match(tree: Tree, picks: Tensor, deepest: int) -> Walk:
-    """Walk from the root to the child that carries the node's picked token, until there is none; emit that pick.
+def walk_match(
+    logits: Tensor,
+    tree: Tree,
+    rows: SamplingRows,
+    seeds: Tensor,
+    positions: Tensor,
+    chooser: Chooser,
+    deepest: int,
+    *,
+    exclude: int | None = None,
+) -> Walk:
+    """Draw the target's own token at the node, go to the child that carries it, until there is none; emit the token.
 
-    picks int64 [n, v]: the target's own token for each node (its argmax at temperature 0), drawn as plain decoding
-    draws it. Of several children with the same token the first is taken. No tree has more than `deepest` levels.
-    Every emitted token behind the root is a pick, so the output is that of plain decoding.
+    Shapes: logits [n, v, V]; positions [n, v] of the tokens that the rows predict; seeds int64 [n]. A path has at
+    most `deepest` edges. Of several children with the same token the first is taken. Only rows on the path are read.
+    Every emitted token behind the root is drawn as plain decoding draws it, so the output is that of plain decoding.
 
     Source: target-only sampling of EAGLE trees in SGLang; Uno's tree sampler.
     """
     alive = _alive(tree)
-    node = torch.zeros_like(tree.count)
-    path = torch.full((len(node), deepest + 1), NO_NODE, dtype=torch.int64, device=node.device)
-    path[:, 0] = 0
-    walking = torch.ones_like(node, dtype=torch.bool)
-    for depth in range(1, deepest + 1):
-        pick = picks.gather(1, node.unsqueeze(1))
-        child, found = _first((tree.parents == node.unsqueeze(1)) & (tree.tokens == pick) & alive)
-        walking = walking & found
-        node = torch.where(walking, child, node)
-        path[:, depth] = torch.where(walking, child, NO_NODE)
-    return _walk(tree, path, picks.gather(1, node.unsqueeze(1)))
+    node, path = _at_root(tree, deepest)
+    token = torch.zeros_like(node)
+    walking = torch.arange(len(node), device=node.device)
+    for depth in range(1, deepest + 2):
+        at = node[walking]
+        drawn, _ = sample(
+            logits[walking, at],
+            rows.take(walking),
+            seeds[walking],
+            positions[walking, at],
+            Purpose.TARGET,
+            chooser,
+            exclude=exclude,
+        )
+        token[walking] = drawn
+        children = (tree.parents[walking] == at.unsqueeze(1)) & alive[walking]
+        child, found = _first(children & (tree.tokens[walking] == drawn.unsqueeze(1)))
+        walking, child = walking[found], child[found]
+        if depth > deepest or not len(walking):
+            break
+        node[walking] = child
+        path[walking, depth] = child
+    return _walk(tree, path, token.unsqueeze(1))
 
 
 def walk_residual(
@@ -67,18 +89,15 @@ def walk_residual(
     Shapes: logits [n, v, V]; positions [n, v] of the tokens that the rows predict; seeds int64 [n].
     A child x is accepted with probability p(x); a rejected one's mass is taken out of p and the rest made a law
     again, so a second child of the same token never stands. The next token is drawn from the law left at the last
-    node. At temperature 0 this is `walk_match` with argmaxes. Rows of dead nodes are not read.
+    node. At temperature 0 this is `walk_match`. Only rows on the path are read.
 
     Source: EAGLE-3 (SafeAILab/EAGLE), which takes proposals that are a function of the tokens before them: q is 1.
     """
     if rows.all_greedy:
-        best = argmax_tokens(logits.flatten(0, 1), exclude)
-        return walk_match(tree, best.view(logits.shape[:2]), deepest)
+        return walk_match(logits, tree, rows, seeds, positions, chooser, deepest, exclude=exclude)
     alive, index = _alive(tree), torch.arange(tree.tokens.shape[1], device=logits.device)
-    node, tried = torch.zeros_like(tree.count), torch.zeros_like(tree.count)
-    cut = torch.zeros_like(node, dtype=torch.bool)
-    path = torch.full((len(node), deepest + 1), NO_NODE, dtype=torch.int64, device=node.device)
-    path[:, 0] = 0
+    node, path = _at_root(tree, deepest)
+    tried, cut = torch.zeros_like(node), torch.zeros_like(node, dtype=torch.bool)
     p = law(logits[:, 0], rows, exclude)
     while True:
         untried = (tree.parents == node.unsqueeze(1)) & (index > tried.unsqueeze(1)) & alive
@@ -119,6 +138,14 @@ def _last_tokens(p: Tensor, cut: Tensor, seeds: Tensor, where: Tensor, chooser: 
     return token
 
 
+def _at_root(tree: Tree, deepest: int) -> tuple[Tensor, Tensor]:
+    """Return where all walks start -> (node int64 [n], path int64 [n, deepest + 1])."""
+    node = torch.zeros_like(tree.count)
+    path = torch.full((len(node), deepest + 1), NO_NODE, dtype=torch.int64, device=node.device)
+    path[:, 0] = 0
+    return node, path
+
+
 def _alive(tree: Tree) -> Tensor:
     """Tell which nodes are there, bool [n, v]."""
     return torch.arange(tree.tokens.shape[1], device=tree.tokens.device) < tree.count.unsqueeze(1)
@@ -150,23 +177,8 @@ def walk(  # noqa: PLR0913 -- the operator's inputs, one each
     *,
     exclude: int | None = None,
 ) -> Walk:
-    """Walk by `match`, drawing the target's own token at each node, or by `residual`; shapes as there.
-
-    Raises ValueError for an unknown rule.
-    """
-    if rule == "residual":
-        return walk_residual(logits, tree, rows, seeds, positions, chooser, deepest, exclude=exclude)
-    if rule != "match":
+    """Walk by the rule of that name. Raises ValueError for an unknown rule."""
+    if rule not in WALK_RULES:
         raise ValueError(f"unknown walk rule {rule!r}; give one of {', '.join(WALK_RULES)}")
-    nodes = logits.shape[1]
-    request = torch.arange(len(seeds), device=logits.device).repeat_interleave(nodes)
-    picks, _ = sample(
-        logits.flatten(0, 1),
-        rows.take(request),
-        seeds[request],
-        positions.flatten(),
-        Purpose.TARGET,
-        chooser,
-        exclude=exclude,
-    )
-    return walk_match(tree, picks.view(-1, nodes), deepest)
+    by_rule = walk_match if rule == "match" else walk_residual
+    return by_rule(logits, tree, rows, seeds, positions, chooser, deepest, exclude=exclude)

@@ -20,16 +20,28 @@ class WalkPlain(NamedTuple):
     next: int
 
 
-def walk_match_plain(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> WalkPlain:
-    """Walk to the child that carries the node's pick while there is one; see `walk_match`."""
+def walk_match_plain(
+    logits: Sequence[Sequence[float]],
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    positions: Sequence[int],
+    chooser: PlainChooser,
+    *,
+    exclude: int | None = None,
+) -> WalkPlain:
+    """Draw the node's token and walk to the child that carries it while there is one; see `walk_match`."""
     path = [0]
     while True:
         node = path[-1]
+        key = Key(seed, positions[node], Purpose.TARGET)
+        token, _ = sample_plain(logits[node], params, key, chooser, exclude=exclude)
         children = [
-            child for child, parent in enumerate(parents) if parent == node and tokens[child] == picks[node]
+            child for child, parent in enumerate(parents) if parent == node and tokens[child] == token
         ]
         if not children:
-            return WalkPlain(len(path) - 1, path, [tokens[node] for node in path], picks[node])
+            return WalkPlain(len(path) - 1, path, [tokens[node] for node in path], token)
         path.append(children[0])
 
 
@@ -76,13 +88,8 @@ def walk_plain(  # noqa: PLR0913 -- the operator's inputs, one each
     *,
     exclude: int | None = None,
 ) -> WalkPlain:
-    """Walk by a rule; see `walk`. Raises ValueError for an unknown rule."""
-    if rule == "residual":
-        return walk_residual_plain(logits, tokens, parents, params, seed, positions, chooser, exclude=exclude)
-    if rule != "match":
+    """Walk by the rule of that name. Raises ValueError for an unknown rule."""
+    if rule not in ("match", "residual"):
         raise ValueError(f"unknown walk rule {rule!r}; give match or residual")
-    picks = [
-        sample_plain(line, params, Key(seed, position, Purpose.TARGET), chooser, exclude=exclude)[0]
-        for line, position in zip(logits, positions, strict=True)
-    ]
-    return walk_match_plain(tokens, parents, picks)
+    by_rule = walk_match_plain if rule == "match" else walk_residual_plain
+    return by_rule(logits, tokens, parents, params, seed, positions, chooser, exclude=exclude)

@@ -274,17 +274,18 @@ def single_lossy(rule: str, p: list[list[float]], drafts: list[int], **options: 
 def test_topk_accepts_ties_and_nothing_impossible() -> None:
     """A draft that ties with the k-th best stands; one that the target never gives does not, however large k."""
     row = [0.5, 0.25, 0.25, 0.0]
-    assert single_lossy("topk", [row, row], [2], top=2) == (1, 0)
-    assert single_lossy("topk", [row, row], [1], top=1) == (0, 0)
-    assert single_lossy("topk", [row, row], [3], top=9) == (0, 0)
-    assert single_lossy("topk", [row, row], [2], top=9) == (1, 0)
+    assert (1, 0) == single_lossy("topk", [row, row], [2], top=2)
+    assert (0, 0) == single_lossy("topk", [row, row], [1], top=1)
+    assert (0, 0) == single_lossy("topk", [row, row], [3], top=9)
+    assert (1, 0) == single_lossy("topk", [row, row], [2], top=9)
 
 
 def test_threshold_is_reached_by_equality() -> None:
     """A probability equal to the threshold stands; at temperature 0 only the argmax has any."""
     p = [[0.5, 0.25, 0.25]] * 2
-    assert single_lossy("threshold", p, [0], threshold=1.0) == (1, 0)
-    assert single_lossy("threshold", p, [1], threshold=0.1) == (0, 0)
+    assert (1, 0) == single_lossy("threshold", p, [0], threshold=1.0)
+    assert (0, 0) == single_lossy("threshold", p, [1], threshold=0.1)
+    assert (1, 0) == single_lossy("threshold", p, [1], threshold=0.0)
     logits, drafts = torch.tensor([p], dtype=torch.float64).log(), torch.tensor([[1]])
     rows, where = SamplingRows.of([SamplingParams(1.0)]), torch.arange(2).unsqueeze(0)
     one = torch.tensor([1])
@@ -295,7 +296,7 @@ def test_threshold_is_reached_by_equality() -> None:
 
 @pytest.mark.parametrize(
     ("rule", "options"),
-    [("topk", {}), ("topk", {"top": 0}), ("threshold", {}), ("threshold", {"threshold": 0.0})],
+    [("topk", {}), ("topk", {"top": 0}), ("threshold", {}), ("threshold", {"threshold": 1.1})],
 )
 def test_lossy_rules_need_their_number(rule: str, options: dict[str, float]) -> None:
     """A rule without its number is refused by both readings."""

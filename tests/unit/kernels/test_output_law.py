@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,7 @@ def judge_tensors(
     chooser: Enumerator,
     *,
     q: list[list[float]] | None,
+    **options: Any,  # noqa: ANN401 -- passed on
 ) -> tuple[int, int]:
     """Judge by the batch reading, in float64."""
     accepted, token = accept(
@@ -113,6 +115,7 @@ def judge_tensors(
         torch.tensor([position]),
         chooser,
         q=None if q is None else torch.tensor([q], dtype=torch.float64),
+        **options,
     )
     return int(accepted), int(token)
 
@@ -206,6 +209,15 @@ def test_published_numbers_of_the_fault(judge: Judge) -> None:
 
     assert first([q]) == pytest.approx(0.8, abs=EXACT)
     assert first(None) == pytest.approx(0.4, abs=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"), [("topk", {"top": 3}), ("threshold", {"threshold": 0.1}), ("always", {})]
+)
+@pytest.mark.parametrize("judge", [accept_plain, judge_tensors])
+def test_rules_that_are_not_lossless(rule: str, options: dict[str, float], judge: Judge) -> None:
+    """The rules that are named so do change the law."""
+    assert distance(rule, SamplingParams(1.0), narrow_drafts, partial(judge, **options), rounds=1) > 0.01
 
 
 def test_untruncated_verifier_is_refuted() -> None:

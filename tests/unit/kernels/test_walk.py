@@ -14,18 +14,22 @@ from hypothesis import strategies as st
 
 from fsm_spec.kernels.choose import CounterChooser, Key
 from fsm_spec.kernels.enumeration import Enumerator, enumerate_outcomes, outcome_law
-from fsm_spec.kernels.law import SamplingParams, SamplingRows, law_plain
+from fsm_spec.kernels.law import (
+    SamplingParams,
+    SamplingRows,
+    argmax_tokens,
+    best_tokens,
+    in_nucleus,
+    law_plain,
+)
 from fsm_spec.kernels.randomness import Purpose
-from fsm_spec.kernels.sampling import sample, sample_plain
-from fsm_spec.kernels.tree import NO_NODE, Tree
-from fsm_spec.kernels.walk import Walk, walk_match, walk_residual
-from fsm_spec.kernels.walk_plain import WalkPlain, walk_match_plain, walk_residual_plain
+from fsm_spec.kernels.tree import NO_NODE, Tree, grow_best
+from fsm_spec.kernels.walk import WALK_RULES, Walk, walk
+from fsm_spec.kernels.walk_plain import WalkPlain, walk_plain
 
 CHOOSER = CounterChooser()
 EXACT = 1e-12
 VOCABULARY, DEEPEST = 3, 2
-# Draws that decide: none may share its number with another.
-ONCE = frozenset({Purpose.TARGET, Purpose.ACCEPT, Purpose.RESIDUAL})
 SAMPLED = [
     SamplingParams(1.0),
     SamplingParams(0.6, 2),
@@ -35,6 +39,7 @@ SAMPLED = [
 Tokens = tuple[int, ...]
 Shape = list[tuple[int, int]]
 """Token and parent of every node."""
+Reading = Callable[..., WalkPlain]
 
 
 def tree_of(shapes: Sequence[Shape], size: int) -> Tree:
@@ -66,12 +71,12 @@ def grown(source: random.Random, vocabulary: int, most: int, deepest: int) -> Sh
     return shape
 
 
-def as_plain(walk: Walk, request: int) -> WalkPlain:
+def as_plain(found: Walk, request: int) -> WalkPlain:
     """Return one request's walk without padding, which must lie behind the path."""
-    length = int(walk.accepted[request]) + 1
-    path, run = walk.path[request].tolist(), walk.run[request].tolist()
+    length = int(found.accepted[request]) + 1
+    path, run = found.path[request].tolist(), found.run[request].tolist()
     assert [NO_NODE] * (len(path) - length) == path[length:] == run[length:]
-    return WalkPlain(length - 1, path[:length], run[:length], int(walk.next[request, 0]))
+    return WalkPlain(length - 1, path[:length], run[:length], int(found.next[request, 0]))
 
 
 def columns(shape: Shape) -> tuple[list[int], list[int]]:
@@ -79,23 +84,8 @@ def columns(shape: Shape) -> tuple[list[int], list[int]]:
     return [token for token, _ in shape], [parent for _, parent in shape]
 
 
-def test_match_equals_plain() -> None:
-    """A batch of trees is walked as each alone; nodes past the count are not there."""
-    seen = set()
-    for trial in range(60):
-        source = random.Random(trial)
-        shapes = [grown(source, 3, 9, 3) for _ in range(4)]
-        picks = [[source.randrange(3) for _ in range(9)] for _ in shapes]
-        walk = walk_match(tree_of(shapes, 9), torch.tensor(picks), 3)
-        assert (4, 4) == walk.path.shape
-        for request, shape in enumerate(shapes):
-            expected = walk_match_plain(*columns(shape), picks[request])
-            assert expected == as_plain(walk, request)
-            seen.add(expected.accepted)
-    assert {0, 1, 2, 3} == seen
-
-
-def test_residual_equals_plain() -> None:
+@pytest.mark.parametrize("rule", WALK_RULES)
+def test_batch_equals_plain(rule: str) -> None:
     """Mixed requests, greedy ones among them, are walked as each alone; rows of dead nodes are poison."""
     seen = set()
     for trial in range(60):
@@ -110,12 +100,14 @@ def test_residual_equals_plain() -> None:
         seeds = torch.tensor([source.randrange(2**40) for _ in shapes])
         positions = torch.randint(0, 999, (4, 1), generator=generator) + tree.depths
         exclude = source.choice([None, 1])
-        walk = walk_residual(
-            logits, tree, SamplingRows.of(params), seeds, positions, CHOOSER, 3, exclude=exclude
+        found = walk(
+            rule, logits, tree, SamplingRows.of(params), seeds, positions, CHOOSER, 3, exclude=exclude
         )
         torch.testing.assert_close(before, logits, rtol=0, atol=0, equal_nan=True)
+        assert (4, 4) == found.path.shape
         for request, shape in enumerate(shapes):
-            expected = walk_residual_plain(
+            expected = walk_plain(
+                rule,
                 logits[request].tolist(),
                 *columns(shape),
                 params[request],
@@ -124,9 +116,18 @@ def test_residual_equals_plain() -> None:
                 CHOOSER,
                 exclude=exclude,
             )
-            assert expected == as_plain(walk, request)
+            assert expected == as_plain(found, request)
             seen.add(expected.accepted)
     assert {0, 1, 2, 3} == seen
+
+
+def test_unknown_rule_is_named() -> None:
+    """Both readings refuse a rule that does not exist."""
+    tree, rows, zero = tree_of([[(0, NO_NODE)]], 1), SamplingRows.of([SamplingParams()]), torch.tensor([0])
+    with pytest.raises(ValueError, match="unknown walk rule 'greedy'; give one of match, residual"):
+        walk("greedy", torch.zeros(1, 1, 2), tree, rows, zero, zero.unsqueeze(1), CHOOSER, 0)
+    with pytest.raises(ValueError, match="unknown walk rule 'greedy'"):
+        walk_plain("greedy", [[0.0]], [0], [NO_NODE], SamplingParams(), 0, [0], CHOOSER)
 
 
 def test_greedy_residual_is_match_of_argmaxes() -> None:
@@ -136,14 +137,16 @@ def test_greedy_residual_is_match_of_argmaxes() -> None:
         shape = grown(source, 3, 9, 3)
         logits = torch.randn(1, 9, 3, generator=torch.Generator().manual_seed(trial)).repeat(2, 1, 1)
         tree, seeds = tree_of([shape, shape], 9), torch.tensor([1, 2])
-        expected = as_plain(walk_match(tree, logits.argmax(-1), 3), 0)
+        still = SamplingRows.of([SamplingParams()] * 2)
+        expected = as_plain(walk("match", logits, tree, still, seeds, tree.depths, CHOOSER, 3), 0)
         for other in (SamplingParams(), SAMPLED[0]):
             rows = SamplingRows.of([SamplingParams(), other])
-            walk = walk_residual(logits, tree, rows, seeds, tree.depths, CHOOSER, 3)
-            assert expected == as_plain(walk, 0)
+            found = walk("residual", logits, tree, rows, seeds, tree.depths, CHOOSER, 3)
+            assert expected == as_plain(found, 0)
 
 
-def test_request_does_not_depend_on_batch() -> None:
+@pytest.mark.parametrize("rule", WALK_RULES)
+def test_request_does_not_depend_on_batch(rule: str) -> None:
     """A request's float32 walk is the same alone and in a batch."""
     torch.manual_seed(1)
     source = random.Random(1)
@@ -152,20 +155,13 @@ def test_request_does_not_depend_on_batch() -> None:
     logits[:, :, :4] += 8
     seeds, positions = torch.arange(5), tree.depths + 10
     params = [SAMPLED[request % len(SAMPLED)] for request in range(5)]
-    whole = walk_residual(logits, tree, SamplingRows.of(params), seeds, positions, CHOOSER, 4)
+    whole = walk(rule, logits, tree, SamplingRows.of(params), seeds, positions, CHOOSER, 4)
     assert int(whole.accepted.max()) > 0
     for request in range(5):
         one = slice(request, request + 1)
-        alone = walk_residual(
-            logits[one],
-            tree_of([shapes[request]], 12),
-            SamplingRows.of(params[one]),
-            seeds[one],
-            positions[one],
-            CHOOSER,
-            4,
-        )
-        assert as_plain(whole, request) == as_plain(alone, 0)
+        rows, alone = SamplingRows.of(params[one]), tree_of([shapes[request]], 12)
+        found = walk(rule, logits[one], alone, rows, seeds[one], positions[one], CHOOSER, 4)
+        assert as_plain(whole, request) == as_plain(found, 0)
 
 
 class Target:
@@ -202,42 +198,29 @@ def texts_of(shape: Shape) -> list[Tokens]:
     return texts
 
 
-Walker = Callable[[list[list[float]], Shape, SamplingParams, list[int], Enumerator], WalkPlain]
-
-
-def match_plain(
-    logits: list[list[float]], shape: Shape, params: SamplingParams, positions: list[int], chooser: Enumerator
-) -> WalkPlain:
-    """Draw every node's pick and walk by the plain reading."""
-    picks = [
-        sample_plain(row, params, Key(0, at, Purpose.TARGET), chooser)[0]
-        for row, at in zip(logits, positions, strict=True)
-    ]
-    return walk_match_plain(*columns(shape), picks)
-
-
-def match_tensors(
-    logits: list[list[float]], shape: Shape, params: SamplingParams, positions: list[int], chooser: Enumerator
-) -> WalkPlain:
-    """Draw every node's pick and walk by the batch reading."""
-    at, seeds = torch.tensor(positions), torch.zeros(len(shape), dtype=torch.int64)
-    rows = SamplingRows.of([params] * len(shape))
-    picks, _ = sample(torch.tensor(logits, dtype=torch.float64), rows, seeds, at, Purpose.TARGET, chooser)
-    return as_plain(walk_match(tree_of([shape], len(shape)), picks.unsqueeze(0), DEEPEST), 0)
-
-
-def residual_plain(
-    logits: list[list[float]], shape: Shape, params: SamplingParams, positions: list[int], chooser: Enumerator
+def by_lists(
+    rule: str,
+    logits: list[list[float]],
+    shape: Shape,
+    params: SamplingParams,
+    positions: list[int],
+    chooser: Enumerator | CounterChooser,
 ) -> WalkPlain:
     """Walk by the plain reading."""
-    return walk_residual_plain(logits, *columns(shape), params, 0, positions, chooser)
+    return walk_plain(rule, logits, *columns(shape), params, 0, positions, chooser)
 
 
-def residual_tensors(
-    logits: list[list[float]], shape: Shape, params: SamplingParams, positions: list[int], chooser: Enumerator
+def by_tensors(
+    rule: str,
+    logits: list[list[float]],
+    shape: Shape,
+    params: SamplingParams,
+    positions: list[int],
+    chooser: Enumerator | CounterChooser,
 ) -> WalkPlain:
     """Walk by the batch reading."""
-    walk = walk_residual(
+    found = walk(
+        rule,
         torch.tensor([logits], dtype=torch.float64),
         tree_of([shape], len(shape)),
         SamplingRows.of([params]),
@@ -246,47 +229,40 @@ def residual_tensors(
         chooser,
         DEEPEST,
     )
-    return as_plain(walk, 0)
+    return as_plain(found, 0)
 
 
-def distance(
-    walker: Walker, target: Target, shape: Shape, params: SamplingParams, once: frozenset[Purpose]
-) -> float:
+READINGS = [by_lists, by_tensors]
+
+
+def distance(rule: str, reading: Reading, target: Target, shape: Shape, params: SamplingParams) -> float:
     """Return the largest difference between the law of a walk, continued plainly, and the target's law."""
     texts, length = texts_of(shape), DEEPEST + 1
 
     def run(chooser: Enumerator) -> Tokens:
         logits = [target.after(text) for text in texts]
-        walk = walker(logits, shape, params, [len(text) for text in texts], chooser)
-        text: Tokens = (*walk.run[1:], walk.next)
+        found = reading(rule, logits, shape, params, [len(text) for text in texts], chooser)
+        text: Tokens = (*found.run[1:], found.next)
         while len(text) < length:
             p = law_plain(target.after(text), params)
             text = (*text, chooser.choose_one(p, Key(0, len(text), Purpose.TARGET)))
         return text
 
-    found = outcome_law(enumerate_outcomes(run, once))
+    found = outcome_law(enumerate_outcomes(run, once=frozenset(Purpose)))
     return max(abs(found.get(tokens, 0.0) - mass) for tokens, mass in target.law(params, length).items())
 
 
-@pytest.mark.parametrize(
-    ("walker", "once"),
-    [
-        (match_plain, frozenset[Purpose]()),  # draws for branches that are not walked share their position
-        (match_tensors, frozenset[Purpose]()),
-        (residual_plain, ONCE),
-        (residual_tensors, ONCE),
-    ],
-)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("rule", WALK_RULES)
+@settings(max_examples=40)
 @given(data=st.data())
-def test_emitted_run_has_the_targets_law(
-    walker: Walker, once: frozenset[Purpose], data: st.DataObject
-) -> None:
+def test_emitted_run_has_the_targets_law(rule: str, reading: Reading, data: st.DataObject) -> None:
     """Any tree over any target gives exactly the target's law, whatever truncates it; no number decides twice."""
     seed = data.draw(st.integers(0, 10**6))
+    vocabulary = data.draw(st.integers(3, 4))
     params = data.draw(st.sampled_from([SamplingParams(), *SAMPLED]))
-    shape = grown(random.Random(seed), VOCABULARY, 6, DEEPEST)
-    assert distance(walker, Target(seed), shape, params, once) < EXACT
+    shape = grown(random.Random(seed), vocabulary, 8, DEEPEST)
+    assert distance(rule, reading, Target(seed, vocabulary), shape, params) < EXACT
 
 
 def test_match_emits_plain_decoding() -> None:
@@ -299,12 +275,37 @@ def test_match_emits_plain_decoding() -> None:
             p = law_plain(target.after(plain), params)
             plain = (*plain, CHOOSER.choose_one(p, Key(0, len(plain), Purpose.TARGET)))
         shape = grown(random.Random(seed), VOCABULARY, 9, DEEPEST)
-        logits = torch.tensor([target.after(text) for text in texts_of(shape)], dtype=torch.float64)
-        positions = torch.tensor([len(text) for text in texts_of(shape)])
-        rows, zeros = SamplingRows.of([params] * len(shape)), torch.zeros_like(positions)
-        picks, _ = sample(logits, rows, zeros, positions, Purpose.TARGET, CHOOSER)
-        walk = as_plain(walk_match(tree_of([shape], len(shape)), picks.unsqueeze(0), DEEPEST), 0)
-        emitted = [*walk.run[1:], walk.next]
+        texts = texts_of(shape)
+        logits, positions = [target.after(text) for text in texts], [len(text) for text in texts]
+        found = by_tensors("match", logits, shape, params, positions, CHOOSER)
+        emitted = [*found.run[1:], found.next]
         assert list(plain[: len(emitted)]) == emitted
         lengths.add(len(emitted))
     assert {1, 2, 3} == lengths
+
+
+@pytest.mark.parametrize(("top_p", "stands"), [(0.75, False), (0.7500001, True)])
+def test_nucleus_boundary_is_that_of_all_laws(top_p: float, stands: bool) -> None:  # noqa: FBT001 -- a case
+    """A child that top-p leaves out is never accepted; one more bit of mass lets it in (sums without rounding)."""
+    assert stands == in_nucleus(torch.tensor(0.75), torch.tensor(top_p, dtype=torch.float64))
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]] * 2, dtype=torch.float64).log().tolist()
+    params = SamplingParams(1.0, 0, top_p)
+    for reading in READINGS:
+
+        def run(chooser: Enumerator, reading: Reading = reading) -> int:
+            return reading("residual", logits, [(0, NO_NODE), (2, 0)], params, [0, 1], chooser).accepted
+
+        law = outcome_law(enumerate_outcomes(run))
+        assert (1 / 7 if stands else 0.0) == pytest.approx(law.get(1, 0.0), abs=EXACT)
+
+
+def test_ties_go_to_the_lowest_token() -> None:
+    """Argmax, best tokens, the first candidate of a tree and the greedy walk break ties alike."""
+    logits = torch.tensor([[[0.0, 2.0, 2.0, 2.0], [2.0, 2.0, 0.0, 2.0]]])
+    rows, root = SamplingRows.of([SamplingParams()]), torch.tensor([3])
+    tree = grow_best(logits, root, rows, 1, 3)
+    assert [3, 1, 0] == tree.tokens[0].tolist()
+    assert [1, 0] == argmax_tokens(logits[0]).tolist() == best_tokens(logits[0], 1)[1][:, 0].tolist()
+    verdicts = torch.cat([logits, logits[:, :1]], dim=1)
+    found = walk("residual", verdicts, tree, rows, root, tree.depths, CHOOSER, 2)
+    assert ([2], [[3, 1, 0]], [[1]]) == (found.accepted.tolist(), found.run.tolist(), found.next.tolist())
