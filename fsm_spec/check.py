@@ -221,11 +221,11 @@ def compositions(table: Table, bounds: Bounds) -> Iterator[Composition | Interle
     page_size = bounds.page_size if table.contract else table.page_size
     chosen = bounds.requests is bounds.pages is None
     for requests in (1, 2, REQUESTS) if chosen else (bounds.requests or REQUESTS,):
-        longest = _longest(automaton, requests, page_size, bounds.lag or 0)
         contended = chosen and requests < REQUESTS
-        pages = bounds.pages or (longest if contended else max(longest, requests * longest - 1))
         for name in bounds.policies:
             policy = _policy(table, name, bounds)
+            longest = _longest(automaton, requests, page_size, policy)
+            pages = bounds.pages or (longest if contended else max(longest, requests * longest - 1))
             if table.contract:
                 sizes = sizes_of(table, requests)
                 yield Composition(automaton, policy, Pool(pages, page_size), requests, sizes, abort=abort)
@@ -233,12 +233,14 @@ def compositions(table: Table, bounds: Bounds) -> Iterator[Composition | Interle
                 yield Interleaving(automaton, policy, Pool(pages, page_size), requests, abort=abort)
 
 
-def _longest(automaton: Automaton, requests: int, page_size: int, lag: int) -> int:
+def _longest(automaton: Automaton, requests: int, page_size: int, policy: Policy) -> int:
     """Give the pages of the longest case of a request."""
     table = automaton.table
     if table.contract is None:
         return Interleaving(automaton, Policy(), Pool(1, table.page_size), 1).longest
-    return max(longest_pages(table, Pool(0, page_size), *sizes, lag) for sizes in sizes_of(table, requests))
+    return max(
+        longest_pages(table, Pool(0, page_size), *sizes, policy) for sizes in sizes_of(table, requests)
+    )
 
 
 def _policy(table: Table, name: str, bounds: Bounds) -> Policy:

@@ -24,6 +24,7 @@ from fsm_spec.policy import (
     fill_slots,
     headroom,
     longest_pages,
+    most_headroom,
 )
 from fsm_spec.table import PREFILL, WAIT
 
@@ -213,7 +214,7 @@ class RoundsPacking:
             admission=ADMISSIONS.index(self.policy.admit),
             pool_pages=self.pool.pages,
             page_size=self.pool.page_size,
-            grow=int(self.pool.pages_of(int(headroom(self.table, self.policy.lag).max()))),
+            grow=int(self.pool.pages_of(most_headroom(self.table, self.policy))),
             mixed=self.policy.prefill.mixed,
             budget=self.policy.prefill.tokens,
             max_running=self.policy.max_running,
@@ -241,7 +242,7 @@ class RoundsPacking:
         columns = automaton.columns(visible)
         state = table.states[visible[0]]
         fill = fill_slots(table, columns["prompt"], columns["emitted"])
-        longest = longest_pages(table, pool, columns["prompt"], columns["limit"], self.policy.lag)
+        longest = longest_pages(table, pool, columns["prompt"], columns["limit"], self.policy)
         budget = self.policy.prefill.tokens
         if state.name == WAIT:
             if columns["limit"] <= columns["emitted"]:
@@ -263,7 +264,7 @@ class RoundsPacking:
                 self._list(view.firsts(automaton.prefill(values, n))) for n in range(1, min(left, budget) + 1)
             ]
             return Local(PREFILLING, longest, left=left, sees=code), [-1, *lists], preempt
-        need = int(pool.pages_of(columns["kv"] + headroom(table, self.policy.lag)[visible[0]]))
+        need = int(pool.pages_of(columns["kv"] + headroom(table, self.policy)[visible[0]]))
         rows = int(block_rows(table)[visible[0]])
         if not view.done(values):
             going = [self._list(view.rounds(values, automaton.round(values)))]

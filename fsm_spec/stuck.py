@@ -81,7 +81,7 @@ def _hopeless(composed: Composition | Interleaving, entry: Held) -> str:
         need = composed.longest
     else:
         named = composed.automaton.columns(entry.columns)
-        need = longest_pages(composed.table, composed.pool, named["prompt"], named["limit"])
+        need = longest_pages(composed.table, composed.pool, named["prompt"], named["limit"], composed.policy)
     pages = composed.pool.pages
     if need <= pages:
         return ""
