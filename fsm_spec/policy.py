@@ -129,7 +129,7 @@ def load_policy(name_or_path: str) -> Policy:
         raise UserError(
             f"no policy is called {name_or_path!r} and no such file exists{nearest(name_or_path, known)}"
         )
-    read = source.compose(source.read(path, str(path)), str(path))
+    read = source.compose(source.read(path, str(path)), str(path), source.POLICY)
     refused = []
     try:
         policy = Policy.model_validate(read.data)

@@ -68,7 +68,7 @@ def test_check_proves() -> None:
     """A spec that holds exits 0 and prints verdict, bounds, counts and every property."""
     done = run("check", "ar")
     assert done.code == 0
-    assert done.out.startswith("ar: proved  13 properties, 2,869 states, 19,322 transitions, ")
+    assert done.out.startswith("ar: proved  15 properties, 2,869 states, 19,322 transitions, ")
     expected = """\
   bounds: 1, 2 or 3 requests; 3 or 8 pages of 2 slots; policies reserve, holdback;
           prompts of 1 to 2 tokens, limits 0 to 4 (one request alone); 0, 2 or 4;
@@ -225,7 +225,7 @@ def test_check_of_several_specs_fits_one_screen() -> None:
     assert 6 == len(lines)
     assert max(map(len, lines)) <= 120
     assert ["spec", "verdict", "properties", "states"] == lines[0].split()[:4]
-    assert ["isd", "proved", "13", "5,058", "40,352", "8"] == lines[2].split()[:6]
+    assert ["isd", "proved", "15", "5,058", "40,352", "8"] == lines[2].split()[:6]
     assert lines[4].startswith(
         "bounds: 1, 2 or 3 requests; pages as above of 2 slots; policies reserve, holdback;"
     )
@@ -405,7 +405,8 @@ def test_usage_errors_keep_json_whole() -> None:
     """A usage error under `--json` still prints one value."""
     done = run("check", "--json")
     assert done.code == 2
-    assert "Missing argument" in done.value["error"]
+    assert done.value["error"].startswith("no spec is named; name a spec file, or a shipped spec: ar, isd")
+    assert [run(command).err for command in ("check", "show", "export")] == [f"{done.value['error']}\n"] * 3
     assert run("nonsense").code == 2
 
 
