@@ -11,14 +11,27 @@ from collections.abc import Iterator
 from fsm_spec import expression
 from fsm_spec.flow import leaving, reads
 from fsm_spec.scope import Scope, Violation, sources_of
+from fsm_spec.spec import BlockContract
 
 
 def rules(scope: Scope) -> Iterator[Violation]:
     """Hold every tiered parameter to sizes that may change at any round point."""
     for name, param in scope.spec.params.items():
         if param.tiered:
+            yield from _contract(scope, name)
             yield from _carried(scope, name)
             yield from _bounded(scope, name)
+
+
+def _contract(scope: Scope, param: str) -> Iterator[Violation]:
+    """Hold the contract to be the same for every size."""
+    contract = scope.spec.contract
+    if isinstance(contract, BlockContract) and param in expression.names(contract.block):
+        message = (
+            f"{param} may not change between rounds: KV is held to whole blocks of it where a round starts; "
+            f"drop `tiered`"
+        )
+        yield ("params", param, "tiered"), message
 
 
 def _carried(scope: Scope, param: str) -> Iterator[Violation]:

@@ -47,7 +47,9 @@ def _all(scope: Scope) -> Iterator[Violation]:
         sound = False
         yield violation
     # Whether a token is final depends on every part on its way, so these rules wait until the parts are in order.
-    for violation in _chained(scope, verified.rules, masks.rules, flow.written) if sound and not scope.doubt else ():
+    for violation in (
+        _chained(scope, verified.rules, masks.rules, flow.written) if sound and not scope.doubt else ()
+    ):
         sound = False
         yield violation
     # A carry that is never set is no question of its size.

@@ -172,3 +172,13 @@ def test_a_column_bounded_by_a_tier_is_reset_at_round_points() -> None:
         loads(text.replace("set: {pending: next, found: 0}", "set: {pending: next}"))
     with pytest.raises(SpecFindings, match="the column found is bounded by it, and prefill"):
         loads(text.replace("found: {init: 0", "found: {init: k"))
+
+
+def test_a_block_contract_is_not_held_to_a_tier() -> None:
+    """KV of whole blocks of the old size is none of whole blocks of the new one."""
+    text = shipped()["sdar"].read_text(encoding="utf-8").replace("b: {range:", "b: {tiered: true, range:")
+    with pytest.raises(SpecFindings) as caught:
+        loads(text)
+    messages = [finding.message for finding in caught.value.findings]
+    assert "KV is held to whole blocks of it" in messages[0]
+    assert "the carry block is sized by it" in messages[1]
