@@ -25,9 +25,9 @@ from record import write_result
 
 from fsm_spec.automaton import Automaton
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Interleaving
+from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load, shipped
-from fsm_spec.packed import ActionsPacking
+from fsm_spec.packed_actions import ActionsPacking
 from fsm_spec.policy import Pool, load_policy
 from fsm_spec.promela import promela
 from fsm_spec.table import Table

@@ -16,6 +16,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.load import load
 from fsm_spec.policy import Pool, load_policy
+from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.trace import TraceWriter
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def execute(run: Run) -> None:
     if table.contract is None:
         raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
     policy = load_policy(run.policy)
+    refuse_given(policy, run.settings)
+    table = tiers_of(table, policy).largest
     _check_text(run)
     with _trace_file(run.trace) as trace_file:
         from fsm_spec.executor.generate import Session, context_limit, pool_for, trace_header
@@ -73,7 +76,7 @@ def execute(run: Run) -> None:
         pool = (
             Pool(run.pages, run.page_size)
             if run.pages
-            else pool_for(table, len(prompt), limit, run.page_size)
+            else pool_for(table, len(prompt), limit, run.page_size, policy)
         )
         records: list[dict[str, Any]] = []
         head = trace_header(table, policy, pool, loaded.text)
@@ -87,7 +90,7 @@ def execute(run: Run) -> None:
             trace=TraceWriter(records, head) if run.steps or trace_file else None,
         )
         number = session.add(prompt, _options(run))
-        watch = _Watch(run, table, session, records, trace_file)
+        watch = _Watch(run, session, records, trace_file)
         ready = time.perf_counter()
         first = watch.follow(number)
         ended = time.perf_counter()
@@ -156,7 +159,6 @@ class _Watch:
     def __init__(
         self,
         run: Run,
-        table: Table,
         session: Session,
         records: list[dict[str, Any]],
         trace_file: IO[str] | None,
@@ -167,7 +169,7 @@ class _Watch:
         self.session = session
         self.records = records
         self.trace_file = trace_file
-        self.view = StepView(table, self._text) if run.steps else None
+        self.view = StepView(session.engine.tiers, self._text) if run.steps else None
 
     def follow(self, number: int) -> float | None:
         """Run a request to its end; give the time of its first token."""

@@ -25,6 +25,7 @@ from fsm_spec.executor.tokenizer import StreamDecoder, Tokenizer
 from fsm_spec.kernels.law import SamplingParams, SamplingRows
 from fsm_spec.policy import Policy, Pool, longest_pages
 from fsm_spec.table import Table
+from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import TraceWriter, header
 
 # Ids looked at for a special token: models put theirs at the start or at the end of the vocabulary.
@@ -114,16 +115,19 @@ class Session:
             )
         cache = PagedCache(config, pool.pages, pool.page_size, model.dtype)
         self.allocator = PageAllocator(pool.pages, pool.page_size)
+        policy = policy or Policy()
+        tiers = tiers_of(table, policy)
         self.runner = Runner(
-            table,
+            tiers.largest,
             model,
             cache,
             self.allocator,
             vocabulary=config.vocab,
             mask_id=self.mask_id,
             operators=operators,
+            carry=tiers.carry,
         )
-        self.engine = Engine(table, policy or Policy(), pool, self.runner, trace)
+        self.engine = Engine(table, policy, pool, self.runner, trace)
         self._streams: dict[int, _Stream] = {}
 
     @property
@@ -257,9 +261,11 @@ def context_limit(config: ModelConfig, prompt: int, max_tokens: int) -> int:
     return min(max_tokens, config.context - prompt)
 
 
-def pool_for(table: Table, prompt: int, limit: int, page_size: int = 16) -> Pool:
-    """Give the smallest pool that carries one request to its limit."""
-    pages = longest_pages(table, Pool(0, page_size), max(prompt, 1), limit)
+def pool_for(
+    table: Table, prompt: int, limit: int, page_size: int = 16, policy: Policy | None = None
+) -> Pool:
+    """Give the smallest pool that carries one request to its limit, under the tiers of a policy if it has any."""
+    pages = longest_pages(table, Pool(0, page_size), max(prompt, 1), limit, policy or Policy())
     return Pool(max(1, pages), page_size)
 
 

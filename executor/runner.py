@@ -28,7 +28,7 @@ from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.law import SamplingRows
 from fsm_spec.kernels.tree import Tree
 from fsm_spec.step import Columns, Step, choose
-from fsm_spec.table import END, NO_STOP, Row, Table
+from fsm_spec.table import END, NO_STOP, CarryPlan, Row, Table
 
 # The output that a prefill gives, as the life cycle's rows name it.
 NEXT = "next"
@@ -46,7 +46,8 @@ class Runner:
     """Run launches on a model: a `Backend` of the engine.
 
     `mask_id` stands on mask rows and is never proposed as a draft; `vocabulary` bounds the ids of noise rows.
-    Requests are made known by `add` under the engine's numbers, and forgotten at their end.
+    Requests are made known by `add` under the engine's numbers, and forgotten at their end. `carry` gives the carries
+    where those of `table` are not the largest that a policy's tiers ask for.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class Runner:
         vocabulary: int,
         mask_id: int,
         operators: Operators | None = None,
+        carry: Sequence[CarryPlan] = (),
     ) -> None:
-        self.table = table
         self.model = model
         self.cache = cache
         self.allocator = allocator
@@ -68,18 +69,22 @@ class Runner:
         self.mask_id = mask_id
         self.operators = operators or Operators(CounterChooser())
         self.requests: dict[int, Request] = {}
-        self.carries = Carries(table.carry)
+        self.carries = Carries(carry or table.carry)
         self.forwards = 0
         self._no_logits = torch.zeros(0, vocabulary)
         self._lines: dict[int, int] = {}
-        self._layouts = {name: Layout(table, plan) for name, plan in table.forwards.items()}
-        self._layout_of = {s.name: self._layouts[s.forward] for s in table.states if s.forward is not None}
+        self.use(table)
         self._causal: dict[int, torch.Tensor] = {}
         self._samplings: dict[bytes, Sampling] = {}
         # What the present launch gave, by event; for prefills by request.
         self._blocks: dict[str, Block] = {}
         self._first: dict[int, Tokens] = {}
         self._runs: list[Tokens] = []
+
+    def use(self, table: Table) -> None:
+        """Run the row plans of this table from now on."""
+        self.table = table
+        self._layout_of: dict[str, Layout] = table.cached("layouts", lambda: _layouts(table))
 
     # Requests --------------------------------------------------------------------------------------------------
 
@@ -341,6 +346,12 @@ class Runner:
             if all(tokens is not None for tokens in first):
                 scope.outputs[NEXT] = np.concatenate([tokens for tokens in first if tokens is not None])
         return scope
+
+
+def _layouts(table: Table) -> dict[str, Layout]:
+    """Lay out the forwards of a table, by state."""
+    layouts = {name: Layout(table, plan) for name, plan in table.forwards.items()}
+    return {state.name: layouts[state.forward] for state in table.states if state.forward is not None}
 
 
 _NOTHING: Tokens = np.zeros(0, np.int64)

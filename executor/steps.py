@@ -10,7 +10,8 @@ from typing import Any
 
 from fsm_spec import life_cycle
 from fsm_spec.expression import evaluate
-from fsm_spec.table import STOP, Row, Table
+from fsm_spec.table import STOP, Row
+from fsm_spec.tiers import Tiers
 
 HEADER = ("request", "event", "rows", "results", "KV", "emitted", "transition", "line")
 _WIDTHS = (7, 10, 18, 16, 12, 28, 24, 4)
@@ -19,8 +20,9 @@ _WIDTHS = (7, 10, 18, 16, 12, 28, 24, 4)
 class StepView:
     """Turn trace records into lines of a table; `show` turns the ids of emitted tokens into text."""
 
-    def __init__(self, table: Table, show: Callable[[int, int, int], str]) -> None:
-        self.table = table
+    def __init__(self, tiers: Tiers, show: Callable[[int, int, int], str]) -> None:
+        self.tiers = tiers
+        self.table = tiers.largest
         self.show = show
         self._columns: dict[int, dict[str, int]] = {}
 
@@ -32,6 +34,8 @@ class StepView:
         """Describe one record; None for one that is no step."""
         if "arrive" in record:
             self._columns[record["arrive"]] = self.table.new_request(record["prompt"], record["limit"])
+        if "plan" in record:
+            self.table = self.tiers.of_size(record["plan"].get("tier"))
         if "event" not in record:
             return None
         request, after = record["request"], record["columns"]

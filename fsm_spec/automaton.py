@@ -198,6 +198,14 @@ class Automaton:
         return next((evaluate(row.emit_count, values) for row in rows if evaluate(row.guard, values)), 0)
 
 
+def automaton_of(table: Table, known: Automaton) -> Automaton:
+    """Give the automaton of a table, which is kept with it; `known` is one that exists already."""
+    if table is known.table:
+        return known
+    automaton: Automaton = table.cached("automaton", lambda: Automaton(table))
+    return automaton
+
+
 def _joined(first: Way, then: Way) -> Way:
     # Only the last state of a way is a round point or an end, so that it alone can show anything.
     broken = tuple(dict.fromkeys(first.broken + then.broken))

@@ -7,17 +7,19 @@ every result carries.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsm_spec import properties
-from fsm_spec.automaton import Automaton
-from fsm_spec.composition import Composition, Interleaving
+from fsm_spec.automaton import Automaton, automaton_of
+from fsm_spec.composition import Composition
 from fsm_spec.counterexample import Counterexample, explain
 from fsm_spec.errors import UserError
 from fsm_spec.exploration import Exploration, Limits
+from fsm_spec.interleaving import Interleaving
 from fsm_spec.policy import Policy, Pool, block_rows, load_policy, longest_pages
+from fsm_spec.tiers import tiers_of
 
 if TYPE_CHECKING:
     from fsm_spec.table import Table
@@ -47,7 +49,8 @@ class Bounds:
     `abort`: requests may be given up at any point; None: where the spec has forwards. `chunks`: prompts are cut beside
     running requests (a policy file's own token budget always counts). `lag`: rounds by which the host's view is late
     (0 or 1; None: what the policy says). `max_states` and `max_memory` (megabytes; None:
-    half of the machine's) end each search; `stop_first` ends all at the first property that breaks.
+    half of the machine's) end each search; `stop_first` ends all at the first property that breaks. `properties` are
+    those that are decided, by name; all where none is named.
     """
 
     requests: int | None = None
@@ -61,6 +64,7 @@ class Bounds:
     max_states: int = MOST_STATES
     max_memory: int | None = None
     stop_first: bool = False
+    properties: tuple[str, ...] = ()
 
     def refuse_senseless(self) -> None:
         """Raise UserError for bounds within which there is nothing to search."""
@@ -75,11 +79,10 @@ class Bounds:
         if not self.policies:
             raise UserError("no policy is named; name reserve and holdback, for example")
 
-    @property
-    def limits(self) -> Limits:
-        """Give where a search ends."""
+    def limits(self, chosen: frozenset[str]) -> Limits:
+        """Give where a search ends that is to decide these properties."""
         megabytes = self.max_memory or _memory() // (2 * MEGABYTE)
-        return Limits(self.max_states, megabytes * MEGABYTE, self.stop_first)
+        return Limits(self.max_states, megabytes * MEGABYTE, chosen if self.stop_first else frozenset())
 
 
 def _memory() -> int:
@@ -178,16 +181,19 @@ def check(table: Table, bounds: Bounds | None = None, tick: Callable[[str], None
     """
     bounds = bounds or Bounds()
     bounds.refuse_senseless()
+    chosen = properties.choose(table, bounds.properties)
     explored: list[Exploration] = []
     composed: list[Composition | Interleaving] = []
     for each in compositions(table, bounds):
         if tick:
             tick(f"{each.requests} request{'s' if each.requests > 1 else ''}, policy {each.policy.policy}")
-        explored.append(Exploration(each, bounds.limits, symmetry=bounds.symmetry))
+        explored.append(Exploration(each, bounds.limits(chosen), symmetry=bounds.symmetry))
         composed.append(each)
-        if bounds.stop_first and explored[-1].broken:
+        if bounds.stop_first and not chosen.isdisjoint(explored[-1].broken):
             break
-    decided = tuple(_decide(table, explored, ended=bounds.stop_first))
+    decided = tuple(
+        each for each in _decide(table, explored, chosen, ended=bounds.stop_first) if each.name in chosen
+    )
     verdicts = {each.verdict for each in decided}
     verdict = REFUTED if REFUTED in verdicts else UNDETERMINED if UNDETERMINED in verdicts else PROVED
     return Checked(
@@ -209,43 +215,49 @@ def sizes_of(table: Table, requests: int) -> list[tuple[int, int]]:
 def compositions(table: Table, bounds: Bounds) -> Iterator[Composition | Interleaving]:
     """Compose requests under each policy.
 
-    Where neither requests nor pages are given: one and two requests in a pool for one longest case, which they fight
-    for, and three in a pool of what they need less one page. Else what is given, three requests and that pool if not.
+    Where no number of requests is given: one, two and three. Where no pages are: one longest case for one and two
+    requests, which they fight for; what all need less one page for more.
     """
     if bounds.lag and not table.contract:
         raise UserError(
             f"{table.name} is an abstract model: it has no rounds that a host could see late; drop the lag"
         )
-    automaton = Automaton(table)
+    known = Automaton(table)
     abort = bool(table.contract) if bounds.abort is None else bounds.abort
     page_size = bounds.page_size if table.contract else table.page_size
-    chosen = bounds.requests is bounds.pages is None
-    for requests in (1, 2, REQUESTS) if chosen else (bounds.requests or REQUESTS,):
-        longest = _longest(automaton, requests, page_size, bounds.lag or 0)
-        contended = chosen and requests < REQUESTS
-        pages = bounds.pages or (longest if contended else max(longest, requests * longest - 1))
+    for requests in (bounds.requests,) if bounds.requests else range(1, REQUESTS + 1):
         for name in bounds.policies:
             policy = _policy(table, name, bounds)
+            automaton = automaton_of(tiers_of(table, policy).largest, known)
+            longest = _longest(automaton, requests, page_size, policy)
+            pages = bounds.pages or (longest if requests < REQUESTS else max(longest, requests * longest - 1))
             if table.contract:
-                sizes = sizes_of(table, requests)
+                sizes = sizes_of(automaton.table, requests)
                 yield Composition(automaton, policy, Pool(pages, page_size), requests, sizes, abort=abort)
             else:
                 yield Interleaving(automaton, policy, Pool(pages, page_size), requests, abort=abort)
 
 
-def _longest(automaton: Automaton, requests: int, page_size: int, lag: int) -> int:
+def _longest(automaton: Automaton, requests: int, page_size: int, policy: Policy) -> int:
     """Give the pages of the longest case of a request."""
     table = automaton.table
     if table.contract is None:
         return Interleaving(automaton, Policy(), Pool(1, table.page_size), 1).longest
-    return max(longest_pages(table, Pool(0, page_size), *sizes, lag) for sizes in sizes_of(table, requests))
+    return max(
+        longest_pages(table, Pool(0, page_size), *sizes, policy) for sizes in sizes_of(table, requests)
+    )
 
 
 def _policy(table: Table, name: str, bounds: Bounds) -> Policy:
-    """Give a policy; with `chunks`, one that is only named prefills so few tokens that prompts are cut."""
+    """Give a policy, with the tiers that it has for checks.
+
+    With `chunks`, one that is only named prefills so few tokens that prompts are cut.
+    """
     policy = load_policy(name)
     if bounds.lag is not None:
         policy = policy.model_copy(update={"lag": bounds.lag})
+    if policy.tier is not None:
+        policy = policy.model_copy(update={"tier": policy.tier.small()})
     if not bounds.chunks or policy.policy != name or not table.contract:
         return policy
     tokens = int(block_rows(table).max()) + 1
@@ -276,16 +288,37 @@ def _told(table: Table, composed: list[Composition | Interleaving], bounds: Boun
         "requests": list(dict.fromkeys(each.requests for each in composed)),
         "pages": list(dict.fromkeys(each.pool.pages for each in composed)),
         "page_size": composed[0].pool.page_size,
+        "pool": _pool_told([each.requests for each in composed], bounds),
         "policies": list(dict.fromkeys(each.policy.policy for each in composed)),
         "symmetry": bounds.symmetry,
         "abort": composed[0].abort,
         "chunks": any(_cuts(each) for each in composed),
         "lag": max(each.policy.lag for each in composed),
     }
+    tiers = {each.policy.policy: each.policy.tier.describe() for each in composed if each.policy.tier}
+    if tiers:
+        told["tiers"] = tiers
+    if bounds.properties:
+        told["properties"] = sorted(properties.choose(table, bounds.properties))
     if table.contract:
         told["prompts"] = list(PROMPTS)
-        told["limits"] = {str(requests): list(limits_of(table, requests)) for requests in told["requests"]}
+        most = {each.requests: max(composed, key=_most_advance).table for each in composed}
+        told["limits"] = {str(requests): list(limits_of(table, requests)) for requests, table in most.items()}
     return told
+
+
+def _pool_told(requests: Sequence[int], bounds: Bounds) -> str:
+    """Say why the pools have as many pages as they have."""
+    if bounds.pages:
+        return "as given"
+    few = sorted({count for count in requests if count < REQUESTS})
+    more = [f"all longest cases less a page{' for more' if few else ''}"] if max(requests) >= REQUESTS else []
+    whose = f" for {' or '.join(map(str, few))} request{'s' if few[-1] > 1 else ''}" if few and more else ""
+    return ", ".join([f"one longest case{whose}"] * bool(few) + more)
+
+
+def _most_advance(composed: Composition | Interleaving) -> int:
+    return composed.table.advance
 
 
 def _cuts(composed: Composition | Interleaving) -> bool:
@@ -297,9 +330,11 @@ def _cuts(composed: Composition | Interleaving) -> bool:
     return composed.policy.prefill.tokens < composed.requests * max(rows, max(PROMPTS) + limit)
 
 
-def _decide(table: Table, explored: list[Exploration], *, ended: bool) -> Iterator[Decided]:
+def _decide(
+    table: Table, explored: list[Exploration], chosen: frozenset[str], *, ended: bool
+) -> Iterator[Decided]:
     complete = all(each.reached.complete for each in explored)
-    complete = complete and not (ended and any(each.broken for each in explored))
+    complete = complete and not (ended and any(not chosen.isdisjoint(each.broken) for each in explored))
     kinds: list[tuple[str, Kind]] = [
         *((name, "built in") for name in properties.built_in(table)),
         *((name, "always") for name in table.always),
@@ -314,9 +349,11 @@ def _decide(table: Table, explored: list[Exploration], *, ended: bool) -> Iterat
             lost = lost or name in properties.DEAD_ENDS
             yield Decided(name, kind, REFUTED, explain(nearest.composed, name, nearest.fault(name)))
         else:
-            yield Decided(name, kind, PROVED if complete else UNDETERMINED)
+            # What lies behind a step that leads nowhere was not searched, so that nobody knows whether it ends there.
+            known = complete and not (lost and kind == "eventually")
+            yield Decided(name, kind, PROVED if known else UNDETERMINED)
     shown = frozenset[str]().union(*(each.shown for each in explored))
     for name in table.sometimes:
-        # What lies behind a step that leads nowhere was not searched, so that nothing can be said to be missing.
+        # Nor can anything be said to be missing.
         missing: Verdict = REFUTED if complete and not lost else UNDETERMINED
         yield Decided(name, "sometimes", PROVED if name in shown else missing)

@@ -46,10 +46,19 @@ class Commands(TyperGroup):
             raise SystemExit(PIPE_CLOSED) from None
         except Exception as error:
             # A usage error of the command-line library, whose classes are not the same in all its versions.
-            if as_json and hasattr(error, "format_message"):
-                typer.echo(json.dumps({"error": error.format_message()}))
+            usage = str(error.format_message()) if hasattr(error, "format_message") else ""
+            if usage.startswith("Missing argument 'SPEC"):
+                fail(_name_a_spec(), as_json=as_json)
+            if as_json and usage:
+                typer.echo(json.dumps({"error": usage}))
             raise
         return result
+
+
+def _name_a_spec() -> str:
+    from fsm_spec.load import shipped
+
+    return f"no spec is named; name a spec file, or a shipped spec: {', '.join(sorted(shipped()))}"
 
 
 def fail(sentence: str, *, as_json: bool) -> NoReturn:

@@ -95,6 +95,15 @@ def check(  # noqa: PLR0917 - options of the command line
         bool,
         typer.Option("--stop-first", help="End at the first property that breaks.", rich_help_panel=_BOUNDS),
     ] = False,
+    property_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--property",
+            metavar="NAME",
+            help="Decide this property only, by its name or a part of it; may be repeated.",
+            rich_help_panel=_BOUNDS,
+        ),
+    ] = None,
     expect: Annotated[
         list[str] | None,
         typer.Option(
@@ -155,6 +164,7 @@ def check(  # noqa: PLR0917 - options of the command line
         lag=lag,
         max_memory=max_memory,
         stop_first=stop_first,
+        properties=tuple(property_ or ()),
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
     reports = Reports(junit, trace, sequence, pytest)

@@ -24,9 +24,10 @@ PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
 # A model is a few plain arrays, as arrays by name in a tuple take numba ten times as long to compile.
 # Settings of a composition: places in `settings`.
 (REQUESTS, BITS, PAGE_BITS, SYMMETRY, ABORT, ADMISSION, POOL_PAGES, PAGE_SIZE, GROW, MIXED, BUDGET, MAX_RUNNING,
- ENDED_CODE, POOL_BIT, SLOTS_BIT) = range(15)  # fmt: skip
+ ENDED_CODE, POOL_BIT, SLOTS_BIT, ARRIVAL_FAULTS, TIERS) = range(17)  # fmt: skip
+# From TIERS on, by running requests: where the facts and lists of the tier's table begin.
 # What is known of a local state: columns of `local`.
-STATUS, LONGEST, PAGES, NEED, LEFT, ROWS, TAKE, FILL, SEES = range(9)
+STATUS, LONGEST, PAGES, NEED, LEFT, ROWS, TAKE, FILL, SEES, ABORTED, ABORT_FAULTS = range(11)
 # Options of a request in an iteration, and edges of a single action: columns of `options` and of `edges`.
 TARGET, USED, FAULTS, SHOWS = range(4)
 # Rows of `scratch`, one element a request.
@@ -96,7 +97,7 @@ def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, s
         scratch[CODES, index] = value >> page_bits
         scratch[OWNED, index] = value & page_field
     # Arrivals and aborts: each changes one request. The first absent one is the next to come.
-    count = 0
+    count, broken, shown = 0, 0, 0
     active = False
     for index in range(requests):
         code, pages = scratch[CODES, index], scratch[OWNED, index]
@@ -104,9 +105,15 @@ def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, s
         if status == ENDED:
             continue
         changes = len(arrivals) if status == ABSENT else settings[ABORT]
+        broken |= settings[ARRIVAL_FAULTS] if status == ABSENT else changes * local[code, ABORT_FAULTS]
         for change in range(changes):
-            scratch[CODES, index] = arrivals[change] if status == ABSENT else settings[ENDED_CODE]
-            scratch[OWNED, index] = 0
+            target = arrivals[change] if status == ABSENT else local[code, ABORTED]
+            if target < 0:
+                continue
+            scratch[CODES, index] = target
+            scratch[OWNED, index] = (
+                pages if local[target, STATUS] == RUNNING or local[target, STATUS] == PREFILLING else 0
+            )
             if count < len(out):
                 out[count] = _packed(settings, local, scratch)
             count += 1
@@ -115,11 +122,10 @@ def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, s
             break
         active = True
     if not active:
-        return count, 0, 0, False
-    others = count
+        return count, broken, 0, False
     moving, held = _planned(settings, local, prefills, admits_, scratch, queue)
-    broken = settings[POOL_BIT] if held > settings[POOL_PAGES] else 0
-    shown = 0
+    if held > settings[POOL_PAGES]:
+        broken |= settings[POOL_BIT]
     still = False
     # Every request that moves has a list of options; the product of the lists is walked like an odometer.
     for place in range(moving):
@@ -153,13 +159,17 @@ def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, s
             scratch[WHEEL, place] = lists[scratch[OPTION, place]]
             place -= 1
         if place < 0:
-            return count, broken, shown, still or count == others
+            return count, broken, shown, still
 
 
 @jit()
 def _planned(settings, local, prefills, admits_, scratch, queue):
     """Let the scheduler decide; give how many requests move, by which options, and the pages held meanwhile."""
-    live, waiting, promised = 0, 0, 0
+    live, waiting, promised, running = 0, 0, 0, 0
+    for index in range(settings[REQUESTS]):
+        running += local[scratch[CODES, index], STATUS] == RUNNING
+    # Facts and lists of the size that so many running requests get; what is not of a round is the same in all sizes.
+    tier = settings[TIERS + running]
     for index in range(settings[REQUESTS]):
         code = scratch[CODES, index]
         status = local[code, STATUS]
@@ -173,9 +183,9 @@ def _planned(settings, local, prefills, admits_, scratch, queue):
         elif status == PREFILLING or status == RUNNING:
             scratch[RUNNING_, live] = status == RUNNING
             scratch[PAGES_, live] = scratch[OWNED, index]
-            scratch[NEED_, live] = local[code, NEED] if status == RUNNING else scratch[OWNED, index]
+            scratch[NEED_, live] = local[tier + code, NEED] if status == RUNNING else scratch[OWNED, index]
             scratch[LEFT_, live] = local[code, LEFT]
-            scratch[ROWS_, live] = local[code, ROWS]
+            scratch[ROWS_, live] = local[tier + code, ROWS]
             scratch[ACTIONS, live] = 0
             scratch[TOKENS, live] = 0
             scratch[LIVE, live] = index
@@ -192,11 +202,11 @@ def _planned(settings, local, prefills, admits_, scratch, queue):
         index = scratch[LIVE, place]
         code, pages, option = scratch[CODES, index], scratch[NEW_PAGES, place], -1
         if scratch[ACTIONS, place] == PREEMPTED:
-            option, pages = admits_[code, 0], 0
+            option, pages = admits_[tier + code, 0], 0
         elif scratch[ACTIONS, place] == RUNS:
-            option = prefills[code, 0]
+            option = prefills[tier + code, 0]
         elif scratch[TOKENS, place] > 0:
-            option = prefills[code, scratch[TOKENS, place]]
+            option = prefills[tier + code, scratch[TOKENS, place]]
         held += pages
         if option < 0:
             # Nothing runs, and a late host catches up: a request that had ended unseen goes.
@@ -208,7 +218,7 @@ def _planned(settings, local, prefills, admits_, scratch, queue):
         moving += 1
     for place in range(admitted):
         index = scratch[QUEUED, place]
-        option = admits_[scratch[CODES, index], scratch[ADMIT_TOKENS, place]]
+        option = admits_[tier + scratch[CODES, index], scratch[ADMIT_TOKENS, place]]
         scratch[MOVER, moving], scratch[OPTION, moving], scratch[OPTION_PAGES, moving] = (
             index,
             option,

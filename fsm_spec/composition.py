@@ -1,8 +1,8 @@
 """Requests composed: the states that a few requests share, and every move that leads from one to the next.
 
 Requests arrive in order and the scheduler is the one that simulator and executor call. A move is an arrival, an abort,
-or one iteration: the plan, then every combination of what its requests can do. Requests of abstract models
-move one event at a time.
+or one iteration: the plan, then every combination of what its requests can do. Requests that move one event at a time
+are in `interleaving.py`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from fsm_spec import life_cycle, properties
+from fsm_spec.automaton import automaton_of
 from fsm_spec.lag import HostView
-from fsm_spec.oracle import holding
-from fsm_spec.policy import ADMISSIONS, Plan, Policy, Pool, Waiting, admits, plan
-from fsm_spec.table import END, WAIT
+from fsm_spec.policy import Plan, Policy, Pool, Waiting, longest_pages, plan
+from fsm_spec.table import WAIT
+from fsm_spec.tiers import tiers_of
 
 if TYPE_CHECKING:
     from fsm_spec.automaton import Automaton, Event, Values, Way
+    from fsm_spec.interleaving import Interleaving
 
 
 class Held(NamedTuple):
@@ -67,7 +69,8 @@ class _Option(NamedTuple):
 class Move(NamedTuple):
     """Hold one move: what each request does that takes part, the state after, properties broken or shown.
 
-    A `lost` move leads nowhere (see `automaton.Way`); `by_scheduler` tells it from an arrival or an abort.
+    A `lost` move leads nowhere (see `automaton.Way`); `by_scheduler` tells it from an arrival or an abort. `tier` is
+    the size that the plan chose; None without tiers.
     """
 
     parts: tuple[Part, ...]
@@ -76,6 +79,7 @@ class Move(NamedTuple):
     shown: tuple[str, ...] = ()
     by_scheduler: bool = False
     lost: bool = False
+    tier: int | None = None
 
 
 class Composition:
@@ -93,6 +97,10 @@ class Composition:
     ) -> None:
         self.automaton = automaton
         self.table = automaton.table
+        self.tiers = tiers_of(self.table, policy)
+        self.automata = {
+            self.tiers.size(table): automaton_of(table, automaton) for table in self.tiers.tables
+        }
         self.policy = policy
         self.pool = pool
         self.requests = requests
@@ -115,19 +123,40 @@ class Composition:
         if any(entry is not None and entry.columns for entry in state):
             yield from self._iterate(state)
 
+    def automaton_of(self, move: Move) -> Automaton:
+        """Give the automaton of the size under which a move was planned."""
+        return self.automata.get(move.tier, self.automaton)
+
+    def sizes(self, move: Move) -> dict[str, int]:
+        """Give the size of the tiered parameter by its name; nothing without tiers."""
+        return {} if move.tier is None or self.tiers.param is None else {self.tiers.param: move.tier}
+
     def _arrive(self, state: State) -> Iterator[Move]:
         if None not in state:
             return
         index = state.index(None)
         for values in self.arrivals:
-            yield Move((Part(index, ()),), _put(state, index, Held(values)))
+            broken = () if self.fits(values) else (properties.FITS,)
+            yield Move((Part(index, ()),), put(state, index, Held(values)), broken)
+
+    def fits(self, values: Values) -> bool:
+        """Tell whether an empty pool could carry a request to its limit."""
+        named = self.automaton.columns(values)
+        return self.pool.pages >= longest_pages(
+            self.table, self.pool, named["prompt"], named["limit"], self.policy
+        )
 
     def _abort(self, state: State) -> Iterator[Move]:
         for index, entry in enumerate(state):
             if entry is not None and entry.columns:
-                (way, *_) = self._abandoned(entry.columns, life_cycle.ABORT)
-                part = Part(index, way.events, (entry.pages, entry.pages, 0))
-                yield Move((part,), _put(state, index, ENDED))
+                for way in self._abandoned(entry.columns, life_cycle.ABORT):
+                    after = self.abandoned(way, entry.pages)
+                    part = Part(index, way.events, (entry.pages, entry.pages, after.pages))
+                    yield Move((part,), put(state, index, after), way.broken, way.shown, lost=way.lost)
+
+    def abandoned(self, way: Way, pages: int) -> Held:
+        """Give what is left of an aborted request: nothing, if the table's rows end it as they should."""
+        return self._settled(way.after, 0 if way.after[0] == self._wait else pages)
 
     def _abandoned(self, columns: Values, event: str) -> Sequence[Way]:
         """Give the ways of an abort or a preemption; a request that has ended unseen only goes."""
@@ -153,6 +182,7 @@ class Composition:
             if entry and entry.columns and entry.columns[0] == self._wait
         ]
         decision = self._plan([state[index] for index in live], [state[index] for index in queue])  # type: ignore[misc]
+        automaton = self.automata[decision.tier]
         options: list[list[_Option]] = []
         chunks, runs = dict(decision.chunks), set(decision.run.tolist())
         for place, index in enumerate(live):
@@ -166,21 +196,21 @@ class Composition:
             elif self.view.done(entry.columns):
                 options.append(self._options(index, entry, [(self.view.dropped(entry.columns), ())], pages))
             elif place in runs:
-                ways = self.view.rounds(entry.columns, self.automaton.round(entry.columns))
+                ways = self.view.rounds(entry.columns, automaton.round(entry.columns))
                 options.append(self._options(index, entry, ways, pages))
             elif place in chunks:
-                ways = self.view.firsts(self.automaton.prefill(entry.columns, chunks[place]))
+                ways = self.view.firsts(automaton.prefill(entry.columns, chunks[place]))
                 options.append(self._options(index, entry, ways, pages))
             else:
                 options.append([_Option(Held(entry.columns, pages), pages, None)])
         for index, pages, tokens in zip(queue, decision.admit, decision.admit_chunks, strict=False):
             entry = state[index]
             assert entry is not None
-            ways = self.view.firsts(self.automaton.admit(entry.columns, tokens))
+            ways = self.view.firsts(automaton.admit(entry.columns, tokens))
             options.append(self._options(index, entry, ways, pages))
         moving = live + queue[: len(decision.admit)]
         for choice in product(*options):
-            yield self._move(state, moving, choice)
+            yield self._move(state, moving, choice, decision.tier)
 
     def _options(
         self, index: int, entry: Held, ways: Sequence[tuple[Way, Values]], pages: int
@@ -215,7 +245,7 @@ class Composition:
             self._plans[key] = plan(self.table, self.policy, self.pool, columns, pages, waiting)
         return self._plans[key]
 
-    def _move(self, state: State, moving: Sequence[int], choice: Sequence[_Option]) -> Move:
+    def _move(self, state: State, moving: Sequence[int], choice: Sequence[_Option], tier: int | None) -> Move:
         after = list(state)
         broken: list[str] = []
         shown: list[str] = []
@@ -228,7 +258,13 @@ class Composition:
         parts = tuple(option.part for option in choice if option.part is not None)
         lost = any(option.lost for option in choice)
         return Move(
-            parts, tuple(after), tuple(dict.fromkeys(broken)), tuple(shown), by_scheduler=True, lost=lost
+            parts,
+            tuple(after),
+            tuple(dict.fromkeys(broken)),
+            tuple(shown),
+            by_scheduler=True,
+            lost=lost,
+            tier=tier,
         )
 
     def alike(self, state: State) -> State:
@@ -242,112 +278,8 @@ class Composition:
         return ()
 
 
-class Interleaving:
-    """Give the moves of requests of an abstract model: one event of one of them at a time, in a pool.
-
-    A state holds the pages of all its slots. A request waits for pages it lacks; blocked so at a round state, it
-    may give all of them back (policies holdback and preempt). Admission is the scheduler's.
-    """
-
-    def __init__(
-        self, automaton: Automaton, policy: Policy, pool: Pool, requests: int, *, abort: bool = True
-    ) -> None:
-        self.automaton = automaton
-        self.table = automaton.table
-        self.policy = policy
-        self.pool = pool
-        self.requests = requests
-        self.abort = abort
-        self.first = automaton.values(self.table.new_abstract_request())
-        self.local = self._reachable()
-        held = [holding(self.table, automaton.columns(values)) for values in self.local]
-        self.longest = max(int(pool.pages_of(sum(slots.values()))) for slots in held)
-        self.grow = int(pool.pages_of(max(slots["provisional"] + slots["scratch"] for slots in held)))
-        self._admission = ADMISSIONS.index(policy.admit)
-
-    def _reachable(self) -> list[Values]:
-        """List every local state of a request, the waiting one first; ended ones are left out."""
-        found = {self.first: None}
-        queue = [self.first]
-        while queue:
-            for name, way in self.events(queue.pop()):
-                if not (way.lost or self.is_end(name, way)) and way.after not in found:
-                    found[way.after] = None
-                    queue.append(way.after)
-        return list(found)
-
-    @property
-    def start(self) -> State:
-        """Give the state in which every request waits."""
-        return (Held(self.first),) * self.requests
-
-    def events(self, values: Values) -> list[tuple[str, Way]]:
-        """List the events of a local state with the ways they go: its own, admission, preemption, then abort."""
-        state = self.automaton.state_of(values)
-        own = [name for name, event in self.table.events.items() if state in event.states]
-        last = (life_cycle.ADMIT, life_cycle.PREEMPT, life_cycle.ABORT)
-        ordered = [name for name in own if name not in last] + [name for name in last if name in own]
-        kept = [name for name in ordered if name != life_cycle.ABORT or self.abort]
-        return [(name, way) for name in kept for way in self.automaton.alone(values, name)]
-
-    def pages(self, values: Values) -> int:
-        """Count the pages that a local state holds."""
-        return int(self.pool.pages_of(sum(holding(self.table, self.automaton.columns(values)).values())))
-
-    def moves(self, state: State) -> Iterator[Move]:
-        """Yield every move from a state."""
-        used = sum(entry.pages for entry in state if entry)
-        live = [entry for entry in state if entry and entry.columns and self.lives(entry.columns)]
-        for index, entry in enumerate(state):
-            assert entry is not None
-            if not entry.columns:
-                continue
-            blocked = False
-            for name, way in self.events(entry.columns):
-                grows = self.pages(way.after) - entry.pages
-                if name == life_cycle.ADMIT:
-                    promised = (len(live) + 1) * self.longest
-                    if not admits(
-                        self._admission, len(live), used, grows, promised, self.grow, self.pool.pages
-                    ):
-                        continue
-                elif name == life_cycle.PREEMPT:
-                    if not blocked or self.policy.admit in ("reserve", "greedy"):
-                        continue
-                elif name != life_cycle.ABORT and grows > 0 and used + grows > self.pool.pages:
-                    blocked = True
-                    continue
-                yield self._move(state, index, name, way)
-
-    def lives(self, values: Values) -> bool:
-        """Tell whether a request has been admitted."""
-        return self.automaton.state_of(values) != WAIT
-
-    def _move(self, state: State, index: int, name: str, way: Way) -> Move:
-        entry = state[index]
-        assert entry is not None
-        after = ENDED if self.is_end(name, way) else Held(way.after, self.pages(way.after))
-        part = Part(index, way.events, (entry.pages, max(entry.pages, after.pages), after.pages))
-        by_scheduler = name != life_cycle.ABORT
-        return Move((part,), _put(state, index, after), way.broken, way.shown, by_scheduler, way.lost)
-
-    def is_end(self, name: str, way: Way) -> bool:
-        """Tell whether a request is done after an event: it ends, or is back in the state that it must reach."""
-        state = self.automaton.state_of(way.after)
-        return state == END or (state == self.table.eventually and name != life_cycle.ADMIT)
-
-    @staticmethod
-    def alike(state: State) -> State:
-        """Give one state for all that differ only in who is who."""
-        return tuple(sorted(state, key=lambda entry: entry or ENDED))
-
-    def faults(self, state: State) -> tuple[str, ...]:
-        """Name the properties that a state breaks by itself: more pages held than the pool has."""
-        held = sum(entry.pages for entry in state if entry)
-        return (properties.POOL,) if held > self.pool.pages else ()
-
-
-def _put(state: State, index: int, entry: Held) -> State:
+def put(state: State, index: int, entry: Held) -> State:
+    """Give the state in which one request is as told."""
     return (*state[:index], entry, *state[index + 1 :])
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from fsm_spec import life_cycle, properties
 from fsm_spec.automaton import NO_ROW
-from fsm_spec.composition import Composition, Interleaving, Move, State, move_between
+from fsm_spec.composition import Composition, Move, State, move_between
 from fsm_spec.errors import UnhandledEvent
+from fsm_spec.interleaving import Interleaving
 from fsm_spec.oracle import oracle
 from fsm_spec.show import columns
-from fsm_spec.stuck import stuck_reasons
+from fsm_spec.stuck import hopeless, stuck_reasons
 from fsm_spec.table import NO_STOP, STOP
 
 if TYPE_CHECKING:
@@ -43,12 +45,21 @@ class StepShown:
     transition: int = NO_ROW
     pages: tuple[int, int] = (0, 0)
     in_use: int = 0
+    # The size of the tiered parameter under which the event happened, if the policy has tiers.
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
         """Give the step as JSON values."""
         changes = {name: list(both) for name, both in self.changes.items()}
-        own = {"args": dict(self.args), "columns": dict(self.columns), "pages": list(self.pages)}
-        return {**vars(self), **own, "changes": changes}
+        own = {
+            "args": dict(self.args),
+            "columns": dict(self.columns),
+            "pages": list(self.pages),
+        }
+        content = {**vars(self), **own, "changes": changes}
+        if not content.pop("sizes"):
+            return content
+        return {**content, "sizes": dict(self.sizes)}
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,7 @@ def event_text(step: StepShown) -> str:
     # Without a prefix cache `hit` is always 0 and says nothing.
     args = [
         f"{name} = {value}"
-        for name, value in step.args.items()
+        for name, value in (*step.sizes.items(), *step.args.items())
         if name != STOP and (name, value) != ("hit", 0)
     ]
     stop = step.args.get(STOP, NO_STOP)
@@ -145,8 +156,14 @@ def explain(composed: Composition | Interleaving, name: str, fault: Fault) -> Co
         looping = {part.request for move in repeated for part in move.parts}
         reasons = tuple(stuck_reasons(composed, path[-1], looping))
     else:
-        last = _up_to(composed.automaton, last, name)
-        why = f"broken in step {len(moves) + 1}: {_reason(composed.automaton, last)}"
+        automaton = composed.automaton_of(last)
+        last = _up_to(automaton, last, name)
+        if name == properties.FITS:
+            request = last.parts[0].request
+            reason = f"request {request} {hopeless(composed, last.after[request])}"
+        else:
+            reason = _reason(automaton, last)
+        why = f"broken in step {len(moves) + 1}: {reason}"
         moves.append(last)
     setting = Setting(composed.requests, composed.policy, composed.pool, composed.abort)
     return Counterexample(name, setting, tuple(_steps(composed, path, moves)), why, reasons, fault.loop)
@@ -179,7 +196,9 @@ def _steps(composed: Composition | Interleaving, path: list[State], moves: list[
             for index, event in enumerate(events):
                 pages = (before if index == 0 else during, after if index == len(events) - 1 else during)
                 owned[request] = pages[1]
-                steps.append(_step(composed.automaton, number, request, event, pages, sum(owned)))
+                step = _step(composed.automaton_of(move), number, request, event, pages, sum(owned))
+                own = event.name not in life_cycle.EVENTS
+                steps.append(replace(step, sizes=composed.sizes(move) if own else {}))
     return steps
 
 

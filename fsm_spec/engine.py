@@ -18,6 +18,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.policy import QUEUE_SEEN, Plan, Policy, Pool, Waiting, fill_slots, plan, refuse_impossible
 from fsm_spec.step import step
 from fsm_spec.table import END, NO_STOP, STOP, WAIT, Table
+from fsm_spec.tiers import tiers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +73,9 @@ class Backend(Protocol):
     def resize(self, request: int, pages: int) -> None:
         """Follow the pages a request owns; 0 releases all."""
 
+    def use(self, table: Table) -> None:
+        """Run the coming launches under this table: that of the tier that the scheduler chose."""
+
 
 @dataclass
 class Iteration:
@@ -119,7 +123,9 @@ class Engine:
             raise UserError(
                 f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it"
             )
-        self.table = table
+        self.tiers = tiers_of(table, policy)
+        # The table of the rounds that run now; with tiers another one may follow at each iteration.
+        self.table = self.tiers.largest
         self.policy = policy
         self.pool = pool
         self.backend = backend
@@ -150,7 +156,7 @@ class Engine:
             raise UserError("the prompt is empty; give at least one token")
         if limit < 0:
             raise UserError(f"the limit of new tokens is {limit}; give 0 or more")
-        refuse_impossible(self.table, self.pool, prompt, limit, self.policy.lag)
+        refuse_impossible(self.table, self.pool, prompt, limit, self.policy)
         request = self._next_request
         self._next_request += 1
         self.waiting[request] = Waiting(prompt, limit, 0)
@@ -199,6 +205,7 @@ class Engine:
     def iterate(self) -> Iteration:
         """Run one iteration: one round of every request that runs, and the prefill chunks that ride along."""
         decision = self.planner(self)
+        self._enter(decision.tier)
         report = Iteration()
         live = self.live
         numbers = self.requests[live]
@@ -222,6 +229,12 @@ class Engine:
         self.iterations += 1
         return report
 
+    def _enter(self, tier: int | None) -> None:
+        """Run this iteration's rounds under the table of the size that the plan chose."""
+        if tier != self.tiers.size(self.table):
+            self.table = self.tiers.of_size(tier)
+            self.backend.use(self.table)
+
     def _record(self, decision: Plan, numbers: NDArray[np.int64], admitted: list[int]) -> None:
         if self.trace is None:
             return
@@ -235,6 +248,7 @@ class Engine:
                 list(entry) for entry in zip(admitted, decision.admit, decision.admit_chunks, strict=True)
             ],
             blocked=[int(numbers[index]) for index in decision.blocked],
+            **({} if decision.tier is None else {"tier": decision.tier}),
         )
 
     def _preempt(self, slots: NDArray[np.int64], report: Iteration) -> None:

@@ -13,14 +13,16 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from fsm_spec.composition import ENDED, Composition
-from fsm_spec.packed import ActionsPacking, RoundsPacking
+from fsm_spec.packed_actions import ActionsPacking
+from fsm_spec.packed_rounds import RoundsPacking
 from fsm_spec.ranks import ranks_of
-from fsm_spec.search import Fault, livelock, stuck
+from fsm_spec.search import OVER, Fault, livelock, stuck
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fsm_spec.composition import Interleaving, Move, State
+    from fsm_spec.composition import Move, State
+    from fsm_spec.interleaving import Interleaving
 
 # Bytes that a search needs a state, at worst: its word, the hash set where it has just grown, and the array before.
 STATE_BYTES: Final = 120
@@ -33,11 +35,11 @@ GROWTH: Final = 16
 
 @dataclass(frozen=True)
 class Limits:
-    """Say where a search gives up: states known, and bytes; and whether the first fault ends it."""
+    """Say where a search gives up: states known, and bytes; and which properties end it when they break."""
 
     states: int
     bytes: int
-    stop_first: bool = False
+    stop_at: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -126,20 +128,26 @@ class Exploration:
 
     def _search(self, limits: Limits) -> Reached:
         most = max(1, min(limits.states, limits.bytes // STATE_BYTES))
-        size = min(SMALL, most) if limits.stop_first else most
+        size = min(SMALL, most) if limits.stop_at else most
         while True:
             try:
                 reached = Reached(*self._run.search(0, *self.packing.model, size))
             except MemoryError:  # pragma: no cover - only where the machine has less than it says
                 size = most = size // 8
                 continue
-            if reached.complete or size == most or self._faulty(reached):
+            if reached.complete or size == most or self._faulty(reached, limits.stop_at):
                 return reached
             size = min(size * GROWTH, most)
 
-    @staticmethod
-    def _faulty(reached: Reached) -> bool:
-        return reached.stuck >= 0 or bool((reached.first >= 0).any())
+    def _faulty(self, reached: Reached, names: frozenset[str]) -> bool:
+        """Tell whether one of these properties is broken."""
+        *_, liveness = self.packing.sentences
+        broken = {
+            name
+            for name, place in zip(self.packing.sentences, reached.first.tolist(), strict=False)
+            if place >= 0
+        }
+        return bool(names & broken) or (reached.stuck >= 0 and liveness in names)
 
     def _stopped(self) -> int:
         """Give the first state from which a request need not go on, without a longer cycle; -1 if there is none."""
@@ -194,7 +202,7 @@ class Exploration:
         for move in self.composed.moves(path[-1]):
             if name in move.broken:
                 return Fault(path, move)
-        return Fault(path, None, "more is held than the pool has")
+        return Fault(path, None, OVER[name])
 
     def _stop(self) -> Fault:
         if self.cycle:
@@ -208,7 +216,7 @@ class Exploration:
         for move in self.composed.moves(path[-1]):
             if move.lost and self.packing.sentences[-1] in move.broken:
                 return Fault(path, move)
-            leaves = leaves or (move.by_scheduler and not move.lost and move.after != path[-1])
+            leaves = leaves or (move.by_scheduler and (move.lost or move.after != path[-1]))
         return stuck(path, leaves=leaves)
 
     def _places(self, place: int) -> list[int]:

@@ -49,7 +49,7 @@ def _closed(scope: Scope) -> Iterator[Violation]:
                 yield path, f"{message}; add a transition, or ignore: [{event}]"
 
 
-def _leaving(scope: Scope) -> dict[str, list[Transition]]:
+def leaving(scope: Scope) -> dict[str, list[Transition]]:
     """List the transitions that leave each state."""
     leaving: dict[str, list[Transition]] = {}
     for transition in scope.spec.transitions:
@@ -63,10 +63,10 @@ def _reached(scope: Scope) -> set[str]:
     starts = {name for name, state in scope.spec.states.items() if state.start}
     todo = list((starts or set(scope.spec.states)) | scope.doubt & set(scope.spec.states))
     reached = set(todo)
-    leaving = _leaving(scope)
+    arrows = leaving(scope)
     while todo:
         state = todo.pop()
-        for transition in leaving.get(state, ()):
+        for transition in arrows.get(state, ()):
             if transition.to not in reached:
                 reached.add(transition.to)
                 todo.append(transition.to)
@@ -86,11 +86,11 @@ def written(scope: Scope) -> Iterator[Violation]:
     starts = {name for name, state in scope.spec.states.items() if state.start}
     begun = {name for name, carry in scope.spec.carry.items() if carry.init is not None}
     held = {name: set(begun) if name in starts else set(carries) for name in scope.spec.states}
-    leaving = _leaving(scope)
+    arrows = leaving(scope)
     todo = [state for state in scope.spec.states if state in reached]
     while todo:
         state = todo.pop()
-        for transition in leaving.get(state, ()):
+        for transition in arrows.get(state, ()):
             after = held[state] | set(transition.set) & carries
             if transition.to in held and not held[transition.to] <= after:
                 held[transition.to] &= after
@@ -98,7 +98,7 @@ def written(scope: Scope) -> Iterator[Violation]:
     for state in scope.spec.states:
         missing = carries - held[state] if state in reached else set()
         seen: set[str] = set()
-        for path, name in _reads(scope, state):
+        for path, name in reads(scope, state):
             if name in missing and name not in seen:
                 seen.add(name)
                 yield (
@@ -107,7 +107,7 @@ def written(scope: Scope) -> Iterator[Violation]:
                 )
 
 
-def _reads(scope: Scope, state: str) -> Iterator[tuple[Path, str]]:
+def reads(scope: Scope, state: str) -> Iterator[tuple[Path, str]]:
     """Yield every read of a carry in a state, in the order of the file."""
     name = forward_of(scope.spec, state)
     if name is not None:

@@ -21,7 +21,7 @@ from fsm_spec.jit import jit
 Integers = NDArray[np.int64]
 
 # Settings, columns of `local` and columns of `lists` as `packed.py` writes them.
-REQUESTS, BITS, SYMMETRY, POOL_PAGES, ENDED_CODE, POOL_BIT = 0, 1, 3, 6, 12, 13
+REQUESTS, BITS, SYMMETRY, POOL_PAGES, ENDED_CODE, POOL_BIT, START_FAULTS = 0, 1, 3, 6, 12, 13, 15
 WEIGHT: Final = 3
 BOUNDS, FAULTS, SHOWS, STIRS = range(4)
 # A weight counts pages in its low half and living requests above; bounds hold first and last in the same way.
@@ -82,6 +82,7 @@ def _expanded(word, settings, local, lists, changes, out, found):
     free = max(np.int64(0), min(settings[POOL_PAGES] - used + 1, steps - 1))
     context = (free * (requests + 1) + live) * codes
     broken = settings[POOL_BIT] if used > settings[POOL_PAGES] else np.int64(0)
+    broken |= settings[START_FAULTS]
     shown, stirs = np.int64(0), np.int64(0)
     left = word
     shift = np.int64(0)

@@ -1,39 +1,23 @@
-"""Pack a composition for the compiled search: local states to codes, codes and pages to words, and back.
+"""Packed compositions: the arrays that the compiled search reads, and words of states.
 
-The local automaton of one request is enumerated with `automaton.py`, so the compiled search and the plain one see the
-same ways with the same properties broken.
+A local state is a code, a global state the codes of its requests in one word. What fills the arrays is in
+`packed_rounds.py` (requests that move by the scheduler's rounds) and `packed_actions.py` (one event at a time).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from fsm_spec import life_cycle, properties
+from fsm_spec import properties
 from fsm_spec.errors import UserError
-from fsm_spec.lag import HostView
-from fsm_spec.policy import (
-    ADMISSIONS,
-    RESERVE,
-    Policy,
-    Pool,
-    admits,
-    block_rows,
-    fill_slots,
-    headroom,
-    longest_pages,
-)
-from fsm_spec.table import PREFILL, WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from fsm_spec.automaton import Automaton, Values, Way
-    from fsm_spec.composition import Interleaving, State
     from fsm_spec.table import Table
 
 # Codes of local states that every packing has: a request that has not arrived, and one that has ended.
@@ -80,6 +64,8 @@ class Settings(NamedTuple):
     ended_code: int
     pool_bit: int
     slots_bit: int
+    # Bits of what the arrival of a request breaks that no empty pool could hold.
+    arrival_faults: int = 0
 
 
 class Local(NamedTuple):
@@ -95,6 +81,9 @@ class Local(NamedTuple):
     fill: int = 0
     # The code of the same request once the host has seen it as it is.
     sees: int = 0
+    # Where an abort leads (-1: no row says where), and the properties it breaks.
+    aborted: int = ENDED_CODE
+    abort_faults: int = 0
 
 
 def fit_word(requests: int, codes: int, page_bits: int) -> int:
@@ -109,167 +98,6 @@ def fit_word(requests: int, codes: int, page_bits: int) -> int:
     return bits
 
 
-@dataclass
-class _Options:
-    """Collect lists of options; equal lists are not shared, as they are small."""
-
-    start: list[int] = field(default_factory=lambda: [0])
-    target: list[int] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)
-    broken: list[int] = field(default_factory=list)
-    shown: list[int] = field(default_factory=list)
-
-
-class RoundsPacking:
-    """Pack requests that move by scheduler rounds."""
-
-    def __init__(
-        self,
-        automaton: Automaton,
-        policy: Policy,
-        pool: Pool,
-        requests: int,
-        arrivals: Sequence[Values],
-        *,
-        symmetry: bool = True,
-        abort: bool = True,
-    ) -> None:
-        self.automaton = automaton
-        self.table = automaton.table
-        self.policy = policy
-        self.pool = pool
-        self.requests = requests
-        self.symmetry = symmetry
-        # Code 0 is a request that has not arrived, code 1 one that has ended.
-        self.values: list[Values] = [(), ()]
-        # By code, what the host has seen where a lag hides the last round; and codes by both.
-        self.seen: list[Values] = [(), ()]
-        self.codes: dict[tuple[Values, Values], int] = {}
-        self.view = HostView(automaton, policy.lag)
-        self.sentences = sentences_of(self.table)
-        self.shows = list(self.table.sometimes)
-        self._options = _Options()
-        self.model = self._model([self._code(values) for values in arrivals], symmetry=symmetry, abort=abort)
-
-    def _code(self, values: Values, seen: Values = ()) -> int:
-        if self.view.done(values) and not seen:
-            return ENDED_CODE
-        key = (values, seen)
-        if key not in self.codes:
-            self.codes[key] = len(self.values)
-            self.values.append(values)
-            self.seen.append(seen)
-        return self.codes[key]
-
-    def word(self, state: State) -> int:
-        """Pack a state; with symmetry, requests that have ended come last."""
-        shift = int(self.model.settings[Settings._fields.index("page_bits")])
-        fields = []
-        for entry in state:
-            code = ABSENT_CODE if entry is None else self.codes.get((entry.columns, entry.seen), ENDED_CODE)
-            fields.append(code << shift | (entry.pages if entry else 0))
-        if self.symmetry:
-            ended = ENDED_CODE << shift
-            left = [value for value in fields if value != ended]
-            fields = [*left, *[ended] * (len(fields) - len(left))]
-        return _word(fields, self.model)
-
-    def _list(self, ways: Sequence[tuple[Way, Values]]) -> int:
-        """Add a list of options: ways that leave the request alike and use alike slots are one."""
-        options = self._options
-        merged: dict[tuple[int, int, int], int] = {}
-        for way, seen in ways:
-            broken = bits_of(way.broken, self.sentences)
-            target = LOST if way.lost else self._code(way.after, seen)
-            key = (target, way.used, broken)
-            merged[key] = merged.get(key, 0) | bits_of(way.shown, self.shows)
-        for (target, used, broken), shown in merged.items():
-            options.target.append(target)
-            options.used.append(used)
-            options.broken.append(broken)
-            options.shown.append(shown)
-        options.start.append(len(options.target))
-        return len(options.start) - 2
-
-    def _model(self, arrivals: list[int], *, symmetry: bool, abort: bool) -> Model:
-        """Enumerate local states from the arrivals on, and write the arrays."""
-        local: list[Local] = []
-        prefills: list[list[int]] = []
-        admits: list[list[int]] = []
-        while len(local) < len(self.values):
-            facts, prefill, admit = self._local(len(local))
-            local.append(facts)
-            prefills.append(prefill)
-            admits.append(admit)
-        # No request owns more than it may need for a round, however large the pool is.
-        most_pages = max((max(each.need, each.take) for each in local), default=0)
-        page_bits = max(1, min(self.pool.pages, most_pages).bit_length())
-        settings = Settings(
-            requests=self.requests,
-            bits=fit_word(self.requests, len(self.values), page_bits),
-            page_bits=page_bits,
-            symmetry=symmetry,
-            abort=abort,
-            admission=ADMISSIONS.index(self.policy.admit),
-            pool_pages=self.pool.pages,
-            page_size=self.pool.page_size,
-            grow=int(self.pool.pages_of(int(headroom(self.table, self.policy.lag).max()))),
-            mixed=self.policy.prefill.mixed,
-            budget=self.policy.prefill.tokens,
-            max_running=self.policy.max_running,
-            ended_code=ENDED_CODE,
-            pool_bit=bits_of([properties.POOL], self.sentences),
-            slots_bit=bits_of([properties.SLOTS], self.sentences),
-        )
-        options = self._options
-        columns = (options.target, options.used, options.broken, options.shown)
-        return model(
-            settings, local, options.start, list(zip(*columns, strict=True)), prefills, admits, arrivals
-        )
-
-    def _local(self, code: int) -> tuple[Local, list[int], list[int]]:
-        """Give the facts of a local state, and its lists of options by tokens prefilled.
-
-        A running request's round and preemption are in the first places.
-        """
-        if code in (ABSENT_CODE, ENDED_CODE):
-            return Local(status=ABSENT if code == ABSENT_CODE else ENDED), [], []
-        automaton, table, pool, view = self.automaton, self.table, self.pool, self.view
-        values = self.values[code]
-        # The scheduler decides by what it sees; what happens starts from what is.
-        visible = self.seen[code] or values
-        columns = automaton.columns(visible)
-        state = table.states[visible[0]]
-        fill = fill_slots(table, columns["prompt"], columns["emitted"])
-        longest = longest_pages(table, pool, columns["prompt"], columns["limit"], self.policy.lag)
-        budget = self.policy.prefill.tokens
-        if state.name == WAIT:
-            if columns["limit"] <= columns["emitted"]:
-                return Local(WAITING), [], [self._list(view.firsts(automaton.admit(values, 0)))]
-            facts = Local(WAITING, longest, take=int(pool.pages_of(fill)), fill=fill)
-            lists = [
-                self._list(view.firsts(automaton.admit(values, n))) for n in range(min(fill, budget) + 1)
-            ]
-            return facts, [], lists
-        if view.done(values):
-            # Ended unseen: whatever is planned for it, it goes.
-            going = preempt = [self._list([(view.dropped(values), ())])]
-        else:
-            going = []
-            preempt = [self._list([(way, ()) for way in automaton.alone(values, life_cycle.PREEMPT)])]
-        if state.name == PREFILL:
-            left = fill - columns["kv"]
-            lists = [
-                self._list(view.firsts(automaton.prefill(values, n))) for n in range(1, min(left, budget) + 1)
-            ]
-            return Local(PREFILLING, longest, left=left, sees=code), [-1, *lists], preempt
-        need = int(pool.pages_of(columns["kv"] + headroom(table, self.policy.lag)[visible[0]]))
-        rows = int(block_rows(table)[visible[0]])
-        if not view.done(values):
-            going = [self._list(view.rounds(values, automaton.round(values)))]
-        return Local(RUNNING, longest, need=need, rows=rows, sees=self._code(values)), going, preempt
-
-
 def model(
     settings: Settings,
     local: Sequence[Local],
@@ -278,10 +106,15 @@ def model(
     prefills: Sequence[Sequence[int]] = (),
     admits: Sequence[Sequence[int]] = (),
     arrivals: Sequence[int] = (),
+    tiers: Sequence[int] = (0,),
 ) -> Model:
-    """Write the arrays of a composition."""
+    """Write the arrays of a composition.
+
+    `tiers` give by running requests the first row of the tables of `local`, `prefills` and `admits` that then count.
+    """
+    places = [*tiers, *[tiers[-1]] * (MOST_REQUESTS + 1 - len(tiers))]
     return Model(
-        np.array(settings, np.int64),
+        np.array([*settings, *places], np.int64),
         np.array(local, np.int64),
         np.array(lists, np.int64),
         np.array(options, np.int64),
@@ -291,6 +124,17 @@ def model(
         np.zeros((_SCRATCH_ROWS, settings.requests), np.int64),
         np.zeros((settings.requests, 3), np.int64),
     )
+
+
+def tier_offsets(model: Model) -> list[int]:
+    """List where the facts and lists of each size begin in the arrays."""
+    places = model.settings[len(Settings._fields) :][: int(model.settings[0]) + 1]
+    return sorted({int(place) for place in places})
+
+
+def codes_of(model: Model) -> int:
+    """Count the local states: the arrays hold their facts once for each size."""
+    return len(model.local) // len(tier_offsets(model))
 
 
 # Rows of scratch space that `compiled.py` names.
@@ -312,131 +156,7 @@ def bits_of(sentences: Iterable[str], known: Sequence[str]) -> int:
     return sum(1 << known.index(sentence) for sentence in set(sentences))
 
 
-class ActionsPacking:
-    """Pack requests of an abstract model, which move one event at a time; the arrays are those of `interleaved.py`."""
-
-    def __init__(self, composed: Interleaving, *, symmetry: bool = True) -> None:
-        table = composed.table
-        self.composed = composed
-        self.sentences = sentences_of(table)
-        self.shows = list(table.sometimes)
-        # The waiting request comes first, so that the start state is the word 0.
-        self.values: list[Values] = [*composed.local, ()]
-        self.symmetry = symmetry
-        self.codes = {values: code for code, values in enumerate(self.values)}
-        pool = composed.pool
-        settings = Settings(
-            requests=composed.requests,
-            bits=fit_word(composed.requests, len(self.values), 0),
-            page_bits=0,
-            symmetry=symmetry,
-            abort=composed.abort,
-            admission=ADMISSIONS.index(composed.policy.admit),
-            pool_pages=pool.pages,
-            page_size=pool.page_size,
-            grow=composed.grow,
-            mixed=1,
-            budget=0,
-            max_running=composed.policy.max_running,
-            ended_code=len(composed.local),
-            pool_bit=bits_of([properties.POOL], self.sentences),
-            slots_bit=0,
-        )
-        self._pages = [composed.pages(values) if values else 0 for values in self.values]
-        local = [self._facts(code, values) for code, values in enumerate(self.values)]
-        lists, changes = self._lists()
-        self.model = model(settings, local, (), ())._replace(lists=lists, options=changes)
-
-    def _facts(self, code: int, values: Values) -> Local:
-        lives = bool(values) and self.composed.lives(values)
-        status = ENDED if not values else RUNNING if lives else WAITING
-        longest, pages = self.composed.longest if values else 0, self._pages[code]
-        return Local(status, longest, pages, need=pages | (lives << HALF))
-
-    def _lists(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """List the enabled actions of every local state in every context: free pages, and requests that live.
-
-        Gives rows (free + 1, live, code) of bounds, faults, shows and whether an action other than an abort is enabled;
-        and the actions they bound, each the code before xor the code after. More free pages than any action
-        asks for are like one more context, one page less than none like the first.
-        """
-        requests, most = self.composed.requests, self.composed.longest + self.composed.grow
-        lists = np.zeros((most + 2, requests + 1, len(self.values), 4), np.int64)
-        changes: list[int] = []
-        known: dict[tuple[int, ...], int] = {}
-        for code, values in enumerate(self.values[:-1]):
-            edges = self._edges(code, values)
-            for free, live in np.ndindex(most + 2, requests + 1):
-                enabled = self._enabled(edges, free - 1, live)
-                targets = tuple(code ^ edge.target for edge in enabled if not edge.nowhere)
-                if targets not in known:
-                    known[targets] = len(changes) | ((len(changes) + len(targets)) << HALF)
-                    changes += targets
-                row = lists[free, live, code]
-                row[0] = known[targets]
-                for edge in enabled:
-                    row[1] |= edge.faults
-                    row[2] |= edge.shows
-                    row[3] |= edge.event != life_cycle.ABORT and not edge.nowhere
-        return lists.reshape(-1, 4), np.array(changes or [0], np.int64)
-
-    def _edges(self, code: int, values: Values) -> list[_Edge]:
-        edges = []
-        for name, way in self.composed.events(values):
-            ends = self.composed.is_end(name, way)
-            target = code if way.lost else len(self.composed.local) if ends else self.codes[way.after]
-            faults, shows = bits_of(way.broken, self.sentences), bits_of(way.shown, self.shows)
-            if target == code and not way.lost:
-                # What leaves a request as it is can repeat for ever.
-                faults |= 1 << (len(self.sentences) - 1)
-            edges.append(
-                _Edge(name, target, self._pages[target] - self._pages[code], faults, shows, way.lost)
-            )
-        return edges
-
-    def word(self, state: State) -> int:
-        """Pack a state; with symmetry, the requests stand in the order of their codes."""
-        fields = [self.codes[entry.columns] for entry in state if entry is not None]
-        return _word(sorted(fields) if self.symmetry else fields, self.model)
-
-    def _enabled(self, edges: Sequence[_Edge], free: int, live: int) -> list[_Edge]:
-        """Choose the edges that a request may take in a context, as `Interleaving.moves` does."""
-        composed = self.composed
-        promised, admission = (live + 1) * composed.longest, ADMISSIONS.index(composed.policy.admit)
-        enabled = []
-        blocked = False
-        for edge in edges:
-            if edge.event == life_cycle.ADMIT:
-                allowed = (
-                    promised <= composed.pool.pages
-                    if admission == RESERVE
-                    else admits(admission, live, 0, edge.grows, promised, composed.grow, free)
-                )
-            elif edge.event == life_cycle.PREEMPT:
-                # Preemption comes after the events: a request gives its pages back only where it is blocked itself.
-                allowed = blocked and composed.policy.admit not in ("reserve", "greedy")
-            else:
-                allowed = edge.event == life_cycle.ABORT or edge.grows <= max(free, 0)
-                blocked = blocked or not allowed
-            if allowed:
-                enabled.append(edge)
-        return enabled
-
-
-def _word(fields: Sequence[int], packed: Model) -> int:
+def word_of(fields: Sequence[int], packed: Model) -> int:
+    """Put the fields of requests into one word, the first one lowest."""
     bits = int(packed.settings[Settings._fields.index("bits")])
     return sum(value << (index * bits) for index, value in enumerate(fields))
-
-
-class _Edge(NamedTuple):
-    """Hold one way an event of a local state goes; `grows` counts pages."""
-
-    event: str
-    target: int
-    grows: int
-    faults: int
-    shows: int
-    nowhere: bool
-
-
-__all__ = ["ENDED_CODE", "ActionsPacking", "Local", "Model", "RoundsPacking", "Settings", "fit_word", "model"]

@@ -21,6 +21,7 @@ from fsm_spec.findings import Finding, SpecFindings, nearest, path_text, quoted
 from fsm_spec.sentence import describe, sentence
 from fsm_spec.step import evaluate as evaluate_columns
 from fsm_spec.table import PREFILL
+from fsm_spec.tiers import Tier, TierStep, tiers_of
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence
@@ -63,6 +64,11 @@ class Policy(BaseModel):
     max_running: Annotated[int, Field(ge=1, strict=True)] = 256
     # Rounds by which the host's view is late (overlapped scheduling): pages are taken ahead for what it cannot see.
     lag: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
+    # A parameter whose size is chosen once a round by the number of running requests.
+    tier: Tier | None = None
+
+
+ALONE: Final = Policy()
 
 
 class Pool(NamedTuple):
@@ -91,7 +97,7 @@ class Plan:
     `preempt`: live requests that give all pages back. `pages`: pages every live request owns from now on.
     `run`: live requests whose round runs. `chunks`: (live index, tokens) prefilled. `admit`: pages of each of the
     first waiting requests admitted; `admit_chunks`: tokens of their first chunk. `blocked`: live requests that wait
-    for pages (greedy only).
+    for pages (greedy only). `tier`: the size under which the rounds run; None without tiers.
     """
 
     preempt: tuple[int, ...]
@@ -101,6 +107,7 @@ class Plan:
     admit: tuple[int, ...]
     admit_chunks: tuple[int, ...]
     blocked: tuple[int, ...] = ()
+    tier: int | None = None
 
 
 def shipped_policies() -> dict[str, FilePath]:
@@ -122,7 +129,7 @@ def load_policy(name_or_path: str) -> Policy:
         raise UserError(
             f"no policy is called {name_or_path!r} and no such file exists{nearest(name_or_path, known)}"
         )
-    read = source.compose(source.read(path, str(path)), str(path))
+    read = source.compose(source.read(path, str(path)), str(path), source.POLICY)
     refused = []
     try:
         policy = Policy.model_validate(read.data)
@@ -139,13 +146,21 @@ def _finding(error: dict[str, Any], read: source.Source) -> Finding:
     path: Path = error["loc"]
     line, column = read.position(path)
     if error["type"] == "extra_forbidden":
-        model = Prefill if path[:-1] else Policy
+        models: dict[Path, type[BaseModel]] = {(): Policy, ("prefill",): Prefill, ("tier",): Tier}
+        model = models.get(path[:-1], TierStep)
         message = f"unknown key {quoted(path[-1])}{nearest(str(path[-1]), model.model_fields)}"
         line, column = read.keys[path]
+    elif error["type"] == "missing":
+        line, column = read.position(path[:-1])
+        message = f"the key {quoted(path[-1])} is missing"
     elif error["type"] == "literal_error":
         value = error["input"]
         word = value if isinstance(value, str) else ""
-        message = f"{describe(value)} is no admission rule{nearest(word, ADMISSIONS)}"
+        message = (
+            f"{describe(value)} is no admission rule{nearest(word, ADMISSIONS)}"
+            if path == ("admit",)
+            else f"tiers go by running requests, not by {describe(value)}; write by: running, or leave it out"
+        )
     else:
         message, _ = sentence(error, path, read)
     return Finding(read.file, line, column, path_text(path), message)
@@ -157,15 +172,15 @@ def fill_slots(table: Table, prompt: int, emitted: int) -> int:
     return evaluate(table.fill, {"prompt": prompt, "emitted": emitted})
 
 
-def longest_pages(table: Table, pool: Pool, prompt: int, limit: int, lag: int = 0) -> int:
-    """Give the most pages a request can ever own: its last round, with the largest headroom."""
+def longest_pages(table: Table, pool: Pool, prompt: int, limit: int, policy: Policy = ALONE) -> int:
+    """Give the most pages a request can ever own: its last round, with the largest headroom of any tier."""
     last = fill_slots(table, prompt, max(limit - 1, 0))
-    return int(pool.pages_of(last + (int(headroom(table, lag).max()) if limit > 0 else 0)))
+    return int(pool.pages_of(last + (most_headroom(table, policy) if limit > 0 else 0)))
 
 
-def refuse_impossible(table: Table, pool: Pool, prompt: int, limit: int, lag: int = 0) -> None:
+def refuse_impossible(table: Table, pool: Pool, prompt: int, limit: int, policy: Policy = ALONE) -> None:
     """Raise PoolExhausted for a request that even an empty pool cannot carry to its limit."""
-    need = longest_pages(table, pool, prompt, limit, lag)
+    need = longest_pages(table, pool, prompt, limit, policy)
     if need > pool.pages:
         raise PoolExhausted(
             f"a prompt of {prompt} tokens with up to {limit} new ones can need {need} pages of {pool.page_size} slots, "
@@ -173,19 +188,25 @@ def refuse_impossible(table: Table, pool: Pool, prompt: int, limit: int, lag: in
         )
 
 
-def headroom(table: Table, lag: int = 0) -> NDArray[np.int32]:
+def headroom(table: Table, policy: Policy = ALONE) -> NDArray[np.int32]:
     """Give by state code the slots above the `kv` that the scheduler sees which a round starting there needs.
 
-    With a host lag of one round, `kv` and state are those before the round in flight: it may commit its most, and
-    the next one may start anywhere.
+    With a host lag of one round, `kv` and state are those before the round in flight: it may commit its most, under
+    any tier, and the next one may start anywhere; and what it writes stays owned until it is over.
     """
 
     def by_state() -> NDArray[np.int32]:
-        late = lag * (table.peak + table.advance)
+        tiers = tiers_of(table, policy)
+        late = policy.lag * max(tiers.peak, table.peak + tiers.advance)
         return np.array([(late or state.peak) if state.round else 0 for state in table.states], np.int32)
 
-    array: NDArray[np.int32] = table.cached(("headroom", lag), by_state)
+    array: NDArray[np.int32] = table.cached(("headroom", policy.lag, policy.tier), by_state)
     return array
+
+
+def most_headroom(table: Table, policy: Policy = ALONE) -> int:
+    """Give the most slots above `kv` that a round needs under any tier that the policy can reach."""
+    return max(int(headroom(each, policy).max()) for each in tiers_of(table, policy).tables)
 
 
 def rounds(table: Table) -> NDArray[np.bool_]:
@@ -219,17 +240,20 @@ def plan(
 
     `columns`: the live (admitted) requests, oldest first, int32 [n]; `pages`: pages each owns, int32 [n];
     `waiting`: the head of the queue, oldest first. Ties never arise: the order of arrival is total.
+    Where the policy has tiers, `table` is that of any size: the plan chooses the size of the coming rounds.
     """
     state = columns["state"]
     running = rounds(table)[state]
-    ahead = headroom(table, policy.lag)
+    tiers = tiers_of(table, policy)
+    table = tiers.table(int(running.sum())) if policy.tier else table
+    ahead = headroom(table, policy)
     need = np.where(running, pool.pages_of(columns["kv"] + ahead[state]), pages).astype(np.int32)
     if not waiting and running.all() and int(need.sum()) <= pool.pages:
         # Nobody waits, prefills or lacks a page: everyone runs, as `decide` would say more slowly.
-        return Plan((), need, np.arange(len(state)), (), (), ())
+        return Plan((), need, np.arange(len(state)), (), (), (), tier=tiers.size(table))
     left = np.where(state == table.codes[PREFILL], _fill(table, columns) - columns["kv"], 0)
-    promised = _promised(table, pool, columns, policy.lag) if policy.admit == "reserve" and waiting else 0
-    queue = [_queued(table, pool, request, policy.lag) for request in waiting]
+    promised = _promised(table, pool, columns, policy) if policy.admit == "reserve" and waiting else 0
+    queue = [_queued(table, pool, request, policy) for request in waiting]
     live = len(state)
     owned, actions, tokens, admit_tokens = [0] * live, [WAITS] * live, [0] * live, [0] * len(queue)
     admitted = decide(
@@ -238,7 +262,7 @@ def plan(
         policy.prefill.tokens,
         policy.max_running,
         pool.pages,
-        pool.pages_of(int(ahead.max())),
+        pool.pages_of(most_headroom(table, policy)),
         promised,
         running.tolist(),
         pages.tolist(),
@@ -259,6 +283,7 @@ def plan(
         admit=tuple(take for take, _, _ in queue[:admitted]),
         admit_chunks=tuple(admit_tokens[:admitted]),
         blocked=tuple(index for index, action in enumerate(actions) if action == BLOCKED),
+        tier=tiers.size(table),
     )
 
 
@@ -268,19 +293,19 @@ def _fill(table: Table, columns: Columns) -> NDArray[np.int32]:
     return slots
 
 
-def _queued(table: Table, pool: Pool, request: Waiting, lag: int) -> tuple[int, int, int]:
+def _queued(table: Table, pool: Pool, request: Waiting, policy: Policy) -> tuple[int, int, int]:
     """Give the pages a waiting request takes at admission, its longest case in pages, and the tokens it prefills."""
     if request.limit <= request.emitted:
         # Nothing to do: it is admitted to its end and holds nothing.
         return 0, 0, 0
     fill = fill_slots(table, request.prompt, request.emitted)
-    return int(pool.pages_of(fill)), longest_pages(table, pool, request.prompt, request.limit, lag), fill
+    return int(pool.pages_of(fill)), longest_pages(table, pool, request.prompt, request.limit, policy), fill
 
 
-def _promised(table: Table, pool: Pool, columns: Columns, lag: int) -> int:
+def _promised(table: Table, pool: Pool, columns: Columns, policy: Policy) -> int:
     """Sum the longest cases of the live requests, in pages."""
     last = np.maximum(columns["limit"] - 1, 0).astype(np.int32)
-    return int(pool.pages_of(_fill(table, {**columns, "emitted": last}) + headroom(table, lag).max()).sum())
+    return int(pool.pages_of(_fill(table, {**columns, "emitted": last}) + most_headroom(table, policy)).sum())
 
 
 def admits(

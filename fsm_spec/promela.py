@@ -1,7 +1,7 @@
 """Write an abstract model as Promela, the language of the model checker Spin: one process a request, in one pool.
 
 Every row of the table becomes options of a loop, one for each value of its event's arguments and each state it leaves;
-an option is one `d_step`, so that the states Spin stores are those of `composition.Interleaving`, one to one.
+an option is one `d_step`, so that the states Spin stores are those of `interleaving.Interleaving`, one to one.
 Tables with forwards move by rounds of a scheduler: `promela_rounds.py`. Promela: spinroot.com/spin/Man/promela.html.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fsm_spec import life_cycle, properties
-from fsm_spec.composition import Interleaving
 from fsm_spec.expression import TRUE, Const, Expr, Op, interval, substitute, total
+from fsm_spec.interleaving import Interleaving
 from fsm_spec.policy import ADMISSIONS
 from fsm_spec.promela_rounds import rounds
 from fsm_spec.promela_steps import Step, Steps

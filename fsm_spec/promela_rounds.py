@@ -1,7 +1,7 @@
 """Write requests that move by a scheduler's rounds as Promela: one process, one atomic step an iteration.
 
-The local automaton of a request goes in as arrays, the same that the compiled search reads (`packed.RoundsPacking`),
-and the scheduler as a translation of its own source (`promela_scheduler.py`).
+The local automaton of a request goes in as arrays, the same that the compiled search reads (`packed_rounds.py`), and
+the scheduler as a translation of its own source (`promela_scheduler.py`).
 Inside an atomic step Spin stores nothing, so that its states and transitions are those of the search, one to one.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fsm_spec import policy, properties
-from fsm_spec.packed import Local, RoundsPacking, Settings
+from fsm_spec.errors import UserError
+from fsm_spec.packed import Local, Settings
+from fsm_spec.packed_rounds import RoundsPacking
 from fsm_spec.promela_scheduler import Translation, macro_of
 from fsm_spec.promela_text import OPERATORS, comment
 
@@ -155,7 +157,7 @@ class _Writer:
             abort=composed.abort,
         )
         self.model = self.packing.model
-        self.settings = Settings(*self.model.settings.tolist())
+        self.settings = Settings(*self.model.settings.tolist()[: len(Settings._fields)])
         self.decide = Translation(policy.decide, "d_", _LENGTHS, _QUEUE)
 
     def text(self) -> str:
@@ -309,5 +311,13 @@ def _indented(lines: Iterable[str], width: int) -> Iterator[str]:
 
 
 def rounds(composed: Composition) -> str:
-    """Write the composition of a spec with forwards in Promela; its states are those of the compiled search."""
+    """Write the composition of a spec with forwards in Promela; its states are those of the compiled search.
+
+    Raises UserError for a policy with tiers.
+    """
+    if composed.policy.tier:
+        raise UserError(
+            f"the policy {composed.policy.policy} has tiers, which the Promela export does not have; export with a "
+            f"policy without them"
+        )
     return _Writer(composed).text()

@@ -5,17 +5,20 @@ A `Judge` looks at one event of one request; pages, deadlock and livelock are ju
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from fsm_spec import life_cycle
+from fsm_spec.errors import UserError
 from fsm_spec.expression import evaluate
+from fsm_spec.findings import nearest
 from fsm_spec.oracle import holding
 from fsm_spec.plan import KINDS
 from fsm_spec.scope import OWNED
 from fsm_spec.table import END, WAIT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fsm_spec.oracle import Outcome
     from fsm_spec.table import Row, StatePlan, Table
@@ -35,9 +38,13 @@ SLOTS: Final = "every slot in use lies in a page that the request owns"
 POOL: Final = "pages are never over-committed: free + held = pool"
 RELEASED: Final = "no slot is held where no round or prefill runs"
 TAKEN: Final = "pages are taken where a round starts only"
+ABORTS: Final = "an abort ends a request"
+FITS: Final = "every request can make progress: an empty pool holds its longest case"
 COMMITTED_ONLY: Final = "at a round point only committed slots are held"
 
 
+# Claims about a single request: states that differ only in who is who are one state, so nobody can be followed.
+_SINGLE: Final = re.compile(r"\brequest \d+\b|\bfair(ness|ly)?\b")
 # What breaks these leads nowhere: no row says where to, or columns have left the values that a state may have.
 DEAD_ENDS: Final = frozenset({HANDLED, BOUNDS, LIMIT})
 
@@ -50,8 +57,51 @@ def eventually(table: Table) -> str:
 def built_in(table: Table) -> tuple[str, ...]:
     """List the built-in properties that apply to a table."""
     if table.contract is None:
-        return (BOUNDS, COMMITTED_ONLY, TAKEN, RELEASED, POOL, HANDLED)
-    return (CONTRACT[table.contract], LIMIT, BOUNDS, FINISH, VERIFIED, ROUND, SLOTS, POOL, RELEASED, HANDLED)
+        return (BOUNDS, COMMITTED_ONLY, TAKEN, ABORTS, RELEASED, POOL, FITS, HANDLED)
+    return (
+        CONTRACT[table.contract],
+        LIMIT,
+        BOUNDS,
+        FINISH,
+        ABORTS,
+        VERIFIED,
+        ROUND,
+        SLOTS,
+        POOL,
+        FITS,
+        RELEASED,
+        HANDLED,
+    )
+
+
+def every(table: Table) -> tuple[str, ...]:
+    """List all properties of a table, in the order of reports."""
+    return (*built_in(table), *table.always, eventually(table), *table.sometimes)
+
+
+def choose(table: Table, given: Sequence[str]) -> frozenset[str]:
+    """Give the properties that are meant: all where none is named; a part of a name that only one has will do.
+
+    Raises UserError for a name that none or several have, with the nearest, and for claims about a single request.
+    """
+    known = every(table)
+    return frozenset(_meant(table, name, known) for name in given) if given else frozenset(known)
+
+
+def _meant(table: Table, name: str, known: Sequence[str]) -> str:
+    wanted = " ".join(name.split()).casefold()
+    if _SINGLE.search(wanted):
+        raise UserError(
+            f"{name!r} claims something of one request or under fairness, which a search over interchangeable requests "
+            f"cannot keep apart; {eventually(table)!r} holds it for each of them, without any fairness"
+        )
+    exact = [each for each in known if each.casefold() == wanted]
+    found = exact or [each for each in known if wanted and wanted in each.casefold()]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{table.name}: {name!r} is part of several properties: {'; '.join(found)}")
+    raise UserError(f"{table.name}: no property is called {name!r}{nearest(name, known)}")
 
 
 class Judge:
@@ -65,6 +115,8 @@ class Judge:
         """Name the properties that an event breaks."""
         after = outcome.columns
         found = [BOUNDS] if not self._bounded(after) else []
+        if outcome.transition >= 0 and self._lives_on(after, self.table.rows[outcome.transition // 2]):
+            found.append(ABORTS)
         if self.table.contract is None:
             return tuple(found + self._held(before, after))
         if after["emitted"] > after["limit"]:
@@ -81,6 +133,9 @@ class Judge:
                 found.append(CONTRACT[self.table.contract])
             found += self._unheld(self.table.always, after)
         return tuple(found)
+
+    def _lives_on(self, after: Mapping[str, int], row: Row) -> bool:
+        return row.event == life_cycle.ABORT and self.table.states[after["state"]].name != END
 
     def _idles(self, state: StatePlan, after: Mapping[str, int]) -> bool:
         """Tell whether a request holds slots though it waits or is done; a waiting one has no committed KV either."""

@@ -14,10 +14,13 @@ from fsm_spec.counterexample import ARRIVE, Counterexample, StepShown, step_text
 from fsm_spec.errors import TraceDivergence, UnhandledEvent, UserError
 from fsm_spec.load import load, loads
 from fsm_spec.oracle import oracle
+from fsm_spec.policy import Policy
 from fsm_spec.show import columns
+from fsm_spec.tiers import tiers_of
 
 if TYPE_CHECKING:
     from fsm_spec.table import Table
+    from fsm_spec.tiers import Tiers
 
 VERSION: Final = 1
 KEY: Final = "counterexample"
@@ -63,7 +66,7 @@ def record(table: Table, example: Counterexample, file: str, text: str) -> dict[
         "digest": table.digest,
         "property": example.name,
         "requests": setting.requests,
-        "policy": setting.policy.model_dump(),
+        "policy": setting.policy.model_dump(mode="json"),
         "pool": setting.pool._asdict(),
         "abort": setting.abort,
         **example.content(),
@@ -90,7 +93,7 @@ def replay(data: Mapping[str, Any], name: str, spec: str | None = None) -> Repla
         )
     try:
         table = _table(data, name, spec)
-        follow = _Steps(table, name)
+        follow = _Steps(tiers_of(table, Policy.model_validate(data["policy"])), name)
         steps = tuple(follow.take(number, each) for number, each in enumerate(data["steps"], 1))
         pages = int(data["pool"]["pages"])
         texts = (str(data["property"]), str(data["setting"]))
@@ -117,8 +120,9 @@ def _table(data: Mapping[str, Any], name: str, spec: str | None) -> Table:
 class _Steps:
     """Follow the columns of every request, so that each step starts where the last one ended."""
 
-    def __init__(self, table: Table, name: str) -> None:
-        self.table = table
+    def __init__(self, tiers: Tiers, name: str) -> None:
+        self.tiers = tiers
+        self.table = tiers.largest
         self.name = name
         self._columns: dict[int, dict[str, int]] = {}
 
@@ -126,6 +130,8 @@ class _Steps:
         """Verify a step."""
         where = f"{self.name}: step {number}"
         request, event, args = step["request"], step["event"], step["args"]
+        sizes = step.get("sizes", {})
+        self.table = self.tiers.of_size(sizes[self.tiers.param]) if sizes else self.tiers.largest
         if event == ARRIVE:
             before = after = self.table.new_request(args["prompt"], args["limit"])
             transition = NO_ROW

@@ -13,12 +13,14 @@ from fsm_spec.load import loads
 from fsm_spec.oracle import oracle
 from fsm_spec.policy import Policy, Pool, fill_slots
 from fsm_spec.table import END, WAIT
+from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import STEP_FIELDS, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from fsm_spec.table import Row, Table
+    from fsm_spec.tiers import Tiers
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ def replay_records(records: Iterable[tuple[int, Mapping[str, Any]]], name: str =
     if head.get("trace") != VERSION:
         raise UserError(f"{name}: the first line is no trace header of version {VERSION}; is this a trace?")
     try:
-        table, pool = table_of(head, name)
-        state = _Replay(table, pool, name)
+        table, policy, pool = table_of(head, name)
+        state = _Replay(tiers_of(table, policy), pool, name)
         for number, record in stream:
             state.take(number, record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -72,7 +74,7 @@ def replay_records(records: Iterable[tuple[int, Mapping[str, Any]]], name: str =
     return state.result(str(head.get("source", "")))
 
 
-def table_of(head: Mapping[str, Any], name: str = "<trace>") -> tuple[Table, Pool]:
+def table_of(head: Mapping[str, Any], name: str = "<trace>") -> tuple[Table, Policy, Pool]:
     """Compile the spec in a trace's header; raises TraceDivergence if its digest is another."""
     loaded = loads(head["spec"], name=f"{name}:1")
     table = compile_table(loaded.spec, head["params"], line_of=loaded.line_of)
@@ -81,15 +83,16 @@ def table_of(head: Mapping[str, Any], name: str = "<trace>") -> tuple[Table, Poo
         raise TraceDivergence(
             f"{name}:1: the header's spec has digest {ours}, the trace was written under {theirs}"
         )
-    Policy.model_validate(head["policy"])
-    return table, Pool(**head["pool"])
+    return table, Policy.model_validate(head["policy"]), Pool(**head["pool"])
 
 
 class _Replay:
     """Follow every request of a trace."""
 
-    def __init__(self, table: Table, pool: Pool, name: str) -> None:
-        self.table = table
+    def __init__(self, tiers: Tiers, pool: Pool, name: str) -> None:
+        self.tiers = tiers
+        # The table of the present round's tier.
+        self.table = tiers.largest
         self.pool = pool
         self.name = name
         self.columns: dict[int, dict[str, int]] = {}
@@ -103,9 +106,21 @@ class _Replay:
                 raise TraceDivergence(f"{self.name}:{number}: request {request} arrives twice")
             self.columns[request] = self.table.new_request(record["prompt"], record["limit"])
         elif "plan" in record:
+            self._choose_tier(number, record["plan"])
             self._check_plan(number, record["plan"])
         else:
             self._step(number, record)
+
+    def _choose_tier(self, number: int, decisions: Mapping[str, Any]) -> None:
+        """Hold the size of the coming rounds to the policy's tiers, by the requests that are at a round point."""
+        running = sum(self.table.states[columns["state"]].round for columns in self.columns.values())
+        self.table = self.tiers.table(running)
+        size, told = self.tiers.size(self.table), decisions.get("tier")
+        if told != size:
+            raise TraceDivergence(
+                f"{self.name}:{number}: the plan runs {self.tiers.param} = {told} where the policy's tiers give {size} "
+                f"for {running} running requests"
+            )
 
     def _check_plan(self, number: int, decisions: Mapping[str, Any]) -> None:
         """Hold the plan to the pool: distinct pages handed out never exceed it."""

@@ -93,9 +93,9 @@ def _print_overview(console: Console, answers: Sequence[Answer]) -> None:
 
 def _common_bounds(bounds: dict[str, Any]) -> list[str]:
     """Print what all specs of one run share."""
-    pages = f"pages as above of {_slots(bounds)}; policies {', '.join(bounds['policies'])};"
     return [
-        f"bounds: {_requests(bounds['requests'])}; {pages}",
+        f"bounds: {_requests(bounds['requests'])}; policies {', '.join(bounds['policies'])};",
+        f"        pages of {_slots(bounds)}: {bounds['pool']};",
         f"        {_switches(bounds)}; one spec alone, or --verbose, lists properties and limits",
     ]
 
@@ -116,9 +116,8 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def _print_whole(console: Console, result: Checked) -> None:
-    counts = (
-        f"{len(result.properties)} properties, {result.states:,} states, {result.transitions:,} transitions"
-    )
+    several = "y" if len(result.properties) == 1 else "ies"
+    counts = f"{len(result.properties)} propert{several}, {result.states:,} states, {result.transitions:,} transitions"
     verdict = (result.verdict, _STYLES[result.verdict])
     console.print(
         Text.assemble((f"{result.table.name}: ", "bold"), verdict, f"  {counts}, {result.seconds:.2f} s")
@@ -146,7 +145,10 @@ def _bounds_lines(result: Checked) -> list[str]:
     params = "".join(f", {name} = {value}" for name, value in bounds["params"].items())
     pool = f"{_listed(bounds['pages'])} pages of {_slots(bounds)}"
     policies = ", ".join(bounds["policies"])
-    lines = [f"bounds: {_requests(bounds['requests'])}{params}; {pool}; policies {policies};"]
+    lines = [
+        f"bounds: {_requests(bounds['requests'])}{params}; policies {policies};",
+        f"        {pool}: {bounds['pool']};",
+    ]
     if "limits" in bounds:
         prompts = bounds["prompts"]
         limits = dict.fromkeys(tuple(values) for values in bounds["limits"].values())
@@ -154,6 +156,9 @@ def _bounds_lines(result: Checked) -> list[str]:
         lines.append(f"        prompts of {prompts[0]} to {prompts[-1]} tokens, limits {told};")
     else:
         lines.append("        single events of each, interleaved;")
+    lines += [
+        f"        tiers of the policy {policy}: {told};" for policy, told in bounds.get("tiers", {}).items()
+    ]
     return [*lines, f"        {_switches(bounds)}"]
 
 

@@ -1,8 +1,8 @@
 """Rules over a whole spec that hold for all parameters: names, declarations, states, events and properties.
 
 Each rule yields `(path, sentence)`. Segments and operators are judged in `rows.py`, their fates in `fates.py`,
-transitions in `effects.py`, tokens in `verified.py`, and what is missing or never read in `flow.py`. Guards, bounds
-and contracts need concrete parameters; `compile.py` decides them.
+transitions in `effects.py`, tokens in `verified.py`, tiered parameters in `resizing.py`, and what is missing or never
+read in `flow.py`. Guards, bounds and contracts need concrete parameters; `compile.py` decides them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
-from fsm_spec import effects, expression, fates, flow, masks, rows, verified
+from fsm_spec import effects, expression, fates, flow, masks, resizing, rows, verified
 from fsm_spec.expression import Expr, evaluate, to_text
 from fsm_spec.findings import MAX_FINDINGS, Path, nearest, quoted
 from fsm_spec.piece import Piece
@@ -47,8 +47,14 @@ def _all(scope: Scope) -> Iterator[Violation]:
         sound = False
         yield violation
     # Whether a token is final depends on every part on its way, so these rules wait until the parts are in order.
+    for violation in (
+        _chained(scope, verified.rules, masks.rules, flow.written) if sound and not scope.doubt else ()
+    ):
+        sound = False
+        yield violation
+    # A carry that is never set is no question of its size.
     if sound and not scope.doubt:
-        yield from _chained(scope, verified.rules, masks.rules, flow.written)
+        yield from resizing.rules(scope)
     yield from flow.rules(scope)
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fsm_spec import properties
 
 if TYPE_CHECKING:
-    from fsm_spec.composition import Composition, Interleaving, Move, State
+    from fsm_spec.composition import Composition, Move, State
+    from fsm_spec.interleaving import Interleaving
 
 
 class Fault(NamedTuple):
@@ -39,6 +40,11 @@ class Found:
     shown: set[str] = field(default_factory=set)
 
 
+# What a state breaks by itself, whatever moves follow, and why.
+OVER: Final = {
+    properties.POOL: "more is held than the pool has",
+    properties.FITS: "a request cannot make progress: it may need more than the pool has, even when empty",
+}
 DEADLOCK: Final = "deadlock: no move changes anything any more"
 
 
@@ -73,7 +79,8 @@ class _Search:
         self.states: list[State] = [composed.start]
         self.parents: list[int] = [-1]
         self.depths: list[int] = [0]
-        # Successors by the scheduler alone: arrivals and aborts happen at most once a request, so no cycle has one.
+        # Successors by the scheduler: arrivals and aborts happen at most once a request, so no cycle has one, unless an
+        # abort does not end a request.
         self.next: list[list[int]] = []
         self.found = Found()
         self.liveness = properties.eventually(composed.table)
@@ -94,7 +101,7 @@ class _Search:
     def _expand(self, at: int) -> None:
         state, found = self.states[at], self.found
         for sentence in self.composed.faults(state):
-            found.broken.setdefault(sentence, Fault(self._path(at), None, "more is held than the pool has"))
+            found.broken.setdefault(sentence, Fault(self._path(at), None, OVER[sentence]))
         onward: dict[int, None] = {}
         stays, leaves = False, False
         for move in self.composed.moves(state):
@@ -103,10 +110,14 @@ class _Search:
                     found.broken[sentence] = Fault(self._path(at), move)
             found.shown.update(move.shown)
             if move.lost:
+                # Something moves, and where it leads nobody knows: the state is no deadlock.
+                leaves = leaves or move.by_scheduler
                 continue
             found.transitions += 1
             after = self.composed.alike(move.after) if self.symmetry else move.after
             number = self._number(after, at)
+            if number != at and not move.by_scheduler and self._aborted(move):
+                onward[number] = None
             if move.by_scheduler:
                 stays, leaves = stays or number == at, leaves or number != at
                 onward[number] = None
@@ -114,6 +125,13 @@ class _Search:
         unfinished = any(entry is not None and entry.columns for entry in state)
         if unfinished and (stays or not leaves) and self.liveness not in found.broken:
             found.broken[self.liveness] = stuck(self._path(at), leaves=leaves)
+
+    @staticmethod
+    def _aborted(move: Move) -> bool:
+        """Tell of an abort after which a request goes on."""
+        (part,) = move.parts
+        entry = move.after[part.request]
+        return bool(part.events) and entry is not None and bool(entry.columns)
 
     def _number(self, state: State, parent: int) -> int:
         number = self.numbers.get(state)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from fsm_spec.table import Row, Table
 
 WIDTH: Final = 100
+# Guards and effects are folded beyond these, so that a line of transitions stays about as wide as the rest.
+GUARD, EFFECT = 40, 72
 # Masks beyond this say no more than the word beside them, and fill the screen.
 MASK_ROWS: Final = 16
 CONTRACTS: Final = {
@@ -198,6 +201,20 @@ def _mask(plan: ForwardPlan) -> list[str]:
     return lines
 
 
+def _folded(rows: Sequence[Sequence[str]], widths: dict[int, int]) -> list[list[str]]:
+    """Fold long cells of the columns in `widths` over several rows, at spaces."""
+    folded = []
+    for row in rows:
+        cells = [
+            textwrap.wrap(cell, widths[index], break_long_words=False, break_on_hyphens=False) or [""]
+            if index in widths
+            else [cell]
+            for index, cell in enumerate(row)
+        ]
+        folded += [list(line) for line in zip_longest(*cells, fillvalue="")]
+    return folded
+
+
 def _transitions(table: Table) -> list[str]:
     rows = [["from", "on", "when", "to", "effect", ""]]
     for row in table.rows:
@@ -205,7 +222,7 @@ def _transitions(table: Table) -> list[str]:
             on = "" if row.event in row.sources else row.event
             rows += [[source, on, *_row(row, table), f"line {row.line}"] for source in row.sources]
     usual = ": on completion of the state's forward unless `on` names an event" if table.forwards else ""
-    lines = [f"transitions{usual}", *columns(rows)]
+    lines = [f"transitions{usual}", *columns(_folded(rows, {2: GUARD, 4: EFFECT}))]
     for event in table.events.values():
         if event.args and any(not row.built_in for row in table.rows_of(event.name)):
             given = ", ".join(f"{arg.name} in {to_text(arg.low)}..{to_text(arg.high)}" for arg in event.args)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import yaml
 
@@ -32,6 +32,22 @@ INT: Final = re.compile(r"[-+]?[0-9]+\Z")
 FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WIDE_MARKS: Final = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+
+
+class Kind(NamedTuple):
+    """Say what a file holds, and which keys one starts with."""
+
+    name: str
+    keys: str
+
+    @property
+    def told(self) -> str:
+        """Say what a document is."""
+        return f"a {self.name} is a mapping of keys such as {self.keys}"
+
+
+SPEC: Final = Kind("spec", "spec, forwards and states")
+POLICY: Final = Kind("policy", "policy, admit and prefill")
 
 
 @dataclass(slots=True)
@@ -102,16 +118,19 @@ def decode(data: bytes, file: str) -> str:
         _fail(file, line, column, f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8")
 
 
-def compose(text: str, file: str) -> Source:
-    """Read YAML text; raises SpecFindings where nothing can be read on, else collects what is wrong."""
+def compose(text: str, file: str, holds: Kind = SPEC) -> Source:
+    """Read YAML text that `holds` one document of a kind.
+
+    Raises SpecFindings where nothing can be read on, else collects what is wrong.
+    """
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
-        _fail(file, 1, 1, f"the text is larger than {MAX_BYTES // 1024} KB; a spec is a page or two")
+        _fail(file, 1, 1, f"the text is larger than {MAX_BYTES // 1024} KB; a {holds.name} is a page or two")
     strange = _UNPRINTABLE.search(text)
     if strange:
         at = strange.start()
         line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
         _fail(file, line, column, f"the character U+{ord(strange[0]):04X} may not stand in a spec; remove it")
-    return _Composer(text, file).compose()
+    return _Composer(text, file, holds).compose()
 
 
 def scalar(text: str) -> str | int | float | bool | None:
@@ -131,6 +150,7 @@ class _Composer:
 
     text: str
     file: str
+    holds: Kind
     total: int = 0
     path: list[str | int] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -146,9 +166,7 @@ class _Composer:
         except yaml.MarkedYAMLError as error:
             self._syntax(error)
         if not isinstance(root.value, dict):
-            self._fatal(
-                root.line, root.column, "a spec is a mapping of keys such as spec, forwards and states"
-            )
+            self._fatal(root.line, root.column, self.holds.told)
         places: dict[Path, Position] = {(): (root.line, root.column)}
         source = Source(self.file, self.text, {}, places, {}, {}, self.findings, self.broken, self.dropped)
         source.data.update(_expand(root, (), source))
@@ -158,14 +176,12 @@ class _Composer:
         next(self.events)  # the stream's start
         event = next(self.events)
         if isinstance(event, yaml.StreamEndEvent):
-            self._fatal(
-                1, 1, "the file is empty; a spec is a mapping of keys such as spec, forwards and states"
-            )
+            self._fatal(1, 1, f"the file is empty; {self.holds.told}")
         root = self._node(next(self.events), 0)
         next(self.events)  # the document's end
         event = next(self.events)
         if not isinstance(event, yaml.StreamEndEvent):
-            self._fatal(*_place(event), "a second document starts here; a file holds one spec")
+            self._fatal(*_place(event), f"a second document starts here; a file holds one {self.holds.name}")
         return root
 
     def _syntax(self, error: yaml.MarkedYAMLError) -> NoReturn:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsm_spec import life_cycle
-from fsm_spec.composition import Composition, Held, Interleaving, State
-from fsm_spec.policy import fill_slots, longest_pages
+from fsm_spec.composition import Composition, Held, State
+from fsm_spec.interleaving import Interleaving
+from fsm_spec.policy import fill_slots, headroom, longest_pages
 from fsm_spec.table import PREFILL, WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    from fsm_spec.table import Table
 
 
 def stuck_reasons(
@@ -21,6 +24,7 @@ def stuck_reasons(
     `looping` are the requests that move on a cycle, if the state is on one.
     """
     free = composed.pool.pages - sum(entry.pages for entry in state if entry)
+    table = _table(composed, state)
     for request, entry in enumerate(state):
         if entry is None or not entry.columns:
             continue
@@ -29,28 +33,36 @@ def stuck_reasons(
         if looping:
             reason = "it moves, but gets nowhere" if request in looping else "nothing moves it meanwhile"
         else:
-            reason = _reason(composed, entry, free)
-        hopeless = _hopeless(composed, entry)
-        yield f"{where}{held}: {hopeless or reason}" if hopeless or reason else f"{where}{held}"
+            reason = _reason(composed, table, entry, free)
+        reason = hopeless(composed, entry) or reason
+        yield f"{where}{held}: {reason}" if reason else f"{where}{held}"
     yield f"{_pages(free)} of {composed.pool.pages} {'is' if free == 1 else 'are'} free"
 
 
-def _reason(composed: Composition | Interleaving, entry: Held, free: int) -> str:
+def _table(composed: Composition | Interleaving, state: State) -> Table:
+    """Give the table under which the next round would run."""
+    if isinstance(composed, Interleaving):
+        return composed.table
+    running = sum(composed.table.states[entry.visible[0]].round for entry in state if entry and entry.columns)
+    return composed.tiers.table(running)
+
+
+def _reason(composed: Composition | Interleaving, table: Table, entry: Held, free: int) -> str:
     if isinstance(composed, Composition):
-        return _scheduled(composed, entry, free)
+        return _scheduled(composed, table, entry, free)
     return "; ".join(_lacking(composed, entry, free)) or _waiting(composed, entry)
 
 
-def _scheduled(composed: Composition, entry: Held, free: int) -> str:
-    table, pool = composed.table, composed.pool
-    named = composed.automaton.columns(entry.columns)
-    state = table.states[entry.columns[0]]
+def _scheduled(composed: Composition, table: Table, entry: Held, free: int) -> str:
+    pool = composed.pool
+    named = composed.automaton.columns(entry.visible)
+    state = table.states[entry.visible[0]]
     if state.name == WAIT:
         take = int(pool.pages_of(fill_slots(table, named["prompt"], named["emitted"])))
         return f"admission takes {_pages(take)}, and policy {composed.policy.policy} does not admit it"
     if state.name == PREFILL:
         return ""
-    need = int(pool.pages_of(named["kv"] + state.peak))
+    need = int(pool.pages_of(named["kv"] + headroom(table, composed.policy)[entry.visible[0]]))
     return f"its round needs {_pages(need - entry.pages)} more" if need - entry.pages > free else ""
 
 
@@ -75,13 +87,14 @@ def _waiting(composed: Interleaving, entry: Held) -> str:
     return f"policy {composed.policy.policy} does not admit it"
 
 
-def _hopeless(composed: Composition | Interleaving, entry: Held) -> str:
-    """Tell of a request that no empty pool could hold."""
+def hopeless(composed: Composition | Interleaving, entry: Held | None) -> str:
+    """Tell of a request that no empty pool could hold; nothing of one that a pool can."""
     if isinstance(composed, Interleaving):
         need = composed.longest
     else:
+        assert entry is not None
         named = composed.automaton.columns(entry.columns)
-        need = longest_pages(composed.table, composed.pool, named["prompt"], named["limit"])
+        need = longest_pages(composed.table, composed.pool, named["prompt"], named["limit"], composed.policy)
     pages = composed.pool.pages
     if need <= pages:
         return ""

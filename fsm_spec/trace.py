@@ -27,7 +27,7 @@ def header(table: Table, policy: Policy, pool: Pool, spec_text: str, source: str
         "digest": table.digest,
         "spec": spec_text,
         "params": dict(table.params),
-        "policy": policy.model_dump(),
+        "policy": policy.model_dump(mode="json"),
         "pool": pool._asdict(),
     }
 
@@ -43,8 +43,8 @@ class TraceWriter:
         """Record that a request has arrived before an iteration."""
         self._write({"round": iteration, "arrive": request, "prompt": prompt, "limit": limit})
 
-    def plan(self, iteration: int, **decisions: Sequence[Any]) -> None:
-        """Record the scheduler's decisions of an iteration, by request."""
+    def plan(self, iteration: int, **decisions: Sequence[Any] | int) -> None:
+        """Record the scheduler's decisions of an iteration, by request, and the tier's size if there are tiers."""
         self._write({"round": iteration, "plan": decisions})
 
     def step(

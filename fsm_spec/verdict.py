@@ -22,6 +22,7 @@ from fsm_spec.findings import SpecFindings, nearest
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import load_policy
 from fsm_spec.screen import Screen
+from fsm_spec.tiers import refuse_given
 
 if TYPE_CHECKING:
     from fsm_spec.check import Bounds, Checked, Decided
@@ -149,6 +150,8 @@ def _answer(name: str, found: Loaded | FsmSpecError, settings: Mapping[str, int]
         return Answer(name, error=found)
     own = {name: value for name, value in settings.items() if name in found.spec.params}
     try:
+        for policy in bounds.policies:
+            refuse_given(load_policy(policy), own)
         table = compile_table(found.spec, own, check=True, page_size=bounds.page_size, line_of=found.line_of)
         with _interruptible(), _progress(found.spec.spec) as tick:
             return Answer(name, found, check.check(table, bounds, tick), settings=own)
@@ -262,6 +265,8 @@ def search_command(answer: Answer, decided: Decided, bounds: Bounds) -> str:
     words += [] if bounds.abort is None else ["--abort" if bounds.abort else "--no-abort"]
     words += ["--chunks"] if bounds.chunks else []
     words += [] if bounds.lag is None else ["--lag", str(bounds.lag)]
+    for name in bounds.properties:
+        words += ["--property", name]
     for name, value in answer.settings.items():
         words += ["--set", f"{name}={value}"]
     return shlex.join(words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,33 @@ class Draw(NamedTuple):
     op: str
     most: Expr
     drafts: str = ""
+
+
+class Drawn:
+    """Hold what a table says of the outcomes of its launches; each tier's table has its own."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.counter = WorkCounter(table)
+        self.draws = {state.name: draws_of(table, state.name) for state in table.states}
+        self.judged = {
+            state: draw for state, draws in self.draws.items() for draw in draws if draw.op == "accept"
+        }
+        self.lead = self._leads()
+
+    def _leads(self) -> dict[int, int]:
+        """Give, by row, the tokens emitted before the accepted drafts, to know which drafts a cut loses."""
+        leads = {}
+        for row in self.table.rows:
+            judged = self.judged.get(row.event)
+            before = 0
+            for piece in row.emit:
+                if judged is not None and piece.name == judged.drafts:
+                    leads[row.index] = before
+                    break
+                length = piece.length(Const(1))
+                before += length.value if isinstance(length, Const) else 0
+        return leads
 
 
 def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
@@ -69,7 +96,7 @@ class SimulatedBackend:
     """Draw the outcomes of launches; count work, slots and requests as they go.
 
     `launched` is called at each launch with its work and the slots in flight; `fresh` collects the requests that
-    emitted their first token in this iteration.
+    emitted their first token in this iteration. `tables` are all that a policy's tiers may choose from.
     """
 
     def __init__(
@@ -78,28 +105,29 @@ class SimulatedBackend:
         log: RequestLog,
         laws: Laws,
         launched: Callable[[Work, InFlight], None],
+        tables: Sequence[Table] = (),
     ) -> None:
-        self.table = table
         self.log = log
         self.laws = laws
         self.launched = launched
-        self.counter = WorkCounter(table)
         self.fresh: list[NDArray[np.int64]] = []
         self.recomputed_slots = 0
         self.tokens = 0
         self._rounds = {state.name for state in table.states if state.round}
-        self._draws = {state.name: draws_of(table, state.name) for state in table.states}
-        self._judged = {
-            state: draw for state, draws in self._draws.items() for draw in draws if draw.op == "accept"
-        }
         self._accepted = np.zeros(len(log.emitted), np.int64)
-        self._lead = self._leads()
-        ops = {draw.op for draws in self._draws.values() for draw in draws}
-        self._ahead = {op: Ahead(self._law(op), most_drafts(table, op), len(log.emitted)) for op in ops}
+        self.use(table)
+        ops = {draw.op for draws in self.drawn.draws.values() for draw in draws}
+        most = {op: max(most_drafts(each, op) for each in (table, *tables)) for op in ops}
+        self._ahead = {op: Ahead(self._law(op), most[op], len(log.emitted)) for op in ops}
+
+    def use(self, table: Table) -> None:
+        """Draw for this table from now on."""
+        self.table = table
+        self.drawn: Drawn = table.cached("drawn", lambda: Drawn(table))
 
     def launch(self, launch: Launch) -> list[Args]:
         """Count a launch and draw what its operators find."""
-        self.launched(*self.counter.count(launch))
+        self.launched(*self.drawn.counter.count(launch))
         return [self._results(group) for group in launch.groups]
 
     def stops(
@@ -122,7 +150,7 @@ class SimulatedBackend:
             self.log.prefill_emitted[requests] += done.emitted
         if not before["emitted"].all():
             self.fresh.append(requests[(before["emitted"] == 0) & (done.emitted > 0)])
-        if event in self._judged and (done.transition & 1).any():
+        if event in self.drawn.judged and (done.transition & 1).any():
             self._uncount(requests, done)
 
     def resize(self, request: int, pages: int) -> None:
@@ -143,9 +171,9 @@ class SimulatedBackend:
         log, requests = self.log, group.requests
         if group.state in self._rounds:
             log.rounds[requests] += 1
-        if self.counter.has_rows(group.state):
+        if self.drawn.counter.has_rows(group.state):
             log.forwards[requests] += 1
-        return {draw.name: self._draw(draw, group) for draw in self._draws[group.state]}
+        return {draw.name: self._draw(draw, group) for draw in self.drawn.draws[group.state]}
 
     def _draw(self, draw: Draw, group: Group) -> NDArray[np.int32]:
         log, requests = self.log, group.requests
@@ -165,24 +193,10 @@ class SimulatedBackend:
         values: NDArray[np.int32] = evaluate(self.table, most, group.columns, np)
         return values
 
-    def _leads(self) -> dict[int, int]:
-        """Give, by row, the tokens emitted before the accepted drafts, to know which drafts a cut loses."""
-        leads = {}
-        for row in self.table.rows:
-            judged = self._judged.get(row.event)
-            before = 0
-            for piece in row.emit:
-                if judged is not None and piece.name == judged.drafts:
-                    leads[row.index] = before
-                    break
-                length = piece.length(Const(1))
-                before += length.value if isinstance(length, Const) else 0
-        return leads
-
     def _uncount(self, requests: NDArray[np.int64], done: Step) -> None:
         """Take back accepted drafts behind the cut: only emitted tokens count."""
         for index in np.flatnonzero(done.transition & 1).tolist():
-            lead = self._lead.get(int(done.transition[index]) // 2)
+            lead = self.drawn.lead.get(int(done.transition[index]) // 2)
             if lead is not None:
                 request = requests[index]
                 kept = max(0, int(done.emitted[index]) - lead)

@@ -11,7 +11,7 @@ from fsm_spec import life_cycle
 from fsm_spec.engine import Args, Backend, Engine, Launch
 from fsm_spec.policy import fill_slots
 from fsm_spec.step import Columns, Step, slots
-from fsm_spec.table import END, WAIT
+from fsm_spec.table import END, WAIT, Table
 
 
 class Conservation:
@@ -76,6 +76,10 @@ class Conservation:
         held, pool = sum(self._owned.values()), self._engine().pool.pages
         assert 0 <= held <= pool, f"{held} pages are owned of {pool}"
         self._inner.resize(request, pages)
+
+    def use(self, table: Table) -> None:
+        """Pass on."""
+        self._inner.use(table)
 
     def check(self, submitted: int) -> None:
         """Check the whole between two iterations: nobody is lost, doubled, or holds pages without living."""

@@ -13,7 +13,7 @@ from fsm_spec.chances import ACCEPT_FORMS
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.load import Loaded, load
-from fsm_spec.policy import Policy, Pool, load_policy, refuse_impossible
+from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_impossible
 from fsm_spec.simulator.acceptance import Acceptance, parse_accept
 from fsm_spec.simulator.backend import Laws, most_drafts
 from fsm_spec.simulator.cost import CostModel
@@ -24,6 +24,7 @@ from fsm_spec.simulator.model import ModelShape, load_model
 from fsm_spec.simulator.simulation import Simulation
 from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
 from fsm_spec.table import Table
+from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.trace import TraceWriter
 
 DEFAULT_ADAPTER_RANK = 128  # Uno (arXiv 2609.04010) and I-DLM's LoRA variant (arXiv 2604.11035)
@@ -102,7 +103,12 @@ class Prepared:
             "hardware": f"{self.hardware.title}{parallel}",
             "dtype": self.cost.dtype,
             "kv dtype": self.cost.kv_dtype,
-            "parameters": " ".join(f"{name}={value}" for name, value in self.table.params.items()),
+            "parameters": " ".join(
+                f"{name}={value}"
+                for name, value in self.table.params.items()
+                if self.policy.tier is None or name != self.policy.tier.param
+            ),
+            "tiers": self.policy.tier.describe() if self.policy.tier else "",
             "arrivals": arrivals,
             "input": scenario.input or "",
             "output": scenario.output or "",
@@ -142,10 +148,10 @@ def prepare(scenario: Scenario) -> Prepared:
     """Check a scenario and give its parts; raises UserError with one sentence a line for all its faults."""
     faults = _Faults()
     loaded = faults.take(lambda: load(scenario.spec))
-    table = faults.take(lambda: _table(loaded, scenario.params)) if loaded else None
+    policy = faults.take(lambda: _policy(scenario))
+    table = faults.take(lambda: _table(loaded, scenario.params, policy or ALONE)) if loaded else None
     model = faults.take(lambda: load_model(scenario.model))
     hardware = faults.take(lambda: load_hardware(scenario.hardware))
-    policy = faults.take(lambda: _policy(scenario))
     requests = faults.take(lambda: _workload(scenario).generate())
     acceptance = faults.take(lambda: _acceptance(scenario, table)) if table else None
     lookup = faults.take(lambda: _lookup(scenario, table)) if table else None
@@ -164,7 +170,9 @@ def prepare(scenario: Scenario) -> Prepared:
         int(np.argmax(requests.prompt_tokens + requests.output_tokens)),
         int(np.argmax(requests.prompt_tokens)),
     }:
-        refuse_impossible(table, pool, int(requests.prompt_tokens[index]), int(requests.output_tokens[index]))
+        refuse_impossible(
+            table, pool, int(requests.prompt_tokens[index]), int(requests.output_tokens[index]), policy
+        )
     return Prepared(
         scenario,
         loaded,
@@ -190,11 +198,13 @@ def needs(table: Table) -> Mapping[str, bool]:
     }
 
 
-def _table(loaded: Loaded, params: Mapping[str, int]) -> Table:
+def _table(loaded: Loaded, params: Mapping[str, int], policy: Policy) -> Table:
+    """Give the table, of the largest size where the policy has tiers."""
     table = compile_table(loaded.spec, params, line_of=loaded.line_of)
     if table.contract is None:
         raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
-    return table
+    refuse_given(policy, params)
+    return tiers_of(table, policy).largest
 
 
 def _policy(scenario: Scenario) -> Policy:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fsm_spec import life_cycle
 from fsm_spec.engine import Args, Engine, Launch
 from fsm_spec.errors import TraceDivergence, UserError
-from fsm_spec.policy import Plan, Policy
+from fsm_spec.policy import Plan
 from fsm_spec.replay import table_of
 from fsm_spec.simulator.conservation import Conservation
 from fsm_spec.step import Columns, Step
@@ -39,8 +39,7 @@ def rerun(records: Iterable[Record]) -> list[dict[str, Any]]:
     head = next(stream, {})
     if "trace" not in head:
         raise UserError("the first record is no trace header; is this a trace?")
-    table, pool = table_of(head)
-    policy = Policy.model_validate(head["policy"])
+    table, policy, pool = table_of(head)
     written: list[dict[str, Any]] = []
     script = Script(table)
     books = Conservation(script, lambda: engine)
@@ -112,6 +111,7 @@ class Script:
                 admit=tuple(taken for _, taken, _ in decision["admit"]),
                 admit_chunks=tuple(tokens for _, _, tokens in decision["admit"]),
                 blocked=tuple(index[request] for request in decision["blocked"]),
+                tier=decision.get("tier"),
             )
         except KeyError as error:
             raise TraceDivergence(f"the plan names request {error}, which is not live here") from None
@@ -148,6 +148,9 @@ class Script:
 
     def resize(self, request: int, pages: int) -> None:
         """Follow a request's pages; the books beside this backend do."""
+
+    def use(self, table: Table) -> None:
+        """Follow the tier: events and arguments have the same names under every size."""
 
     def _next(self, request: int, event: str) -> Record:
         """Give the next recorded step of a request, which must be this event."""

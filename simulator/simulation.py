@@ -24,6 +24,7 @@ from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.work import InFlight
 from fsm_spec.simulator.workload import ON_FINISH, Requests
 from fsm_spec.table import Table
+from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import TraceWriter
 
 # Iterations without a launch in a row that only admit and preempt: more is a circle, not work.
@@ -76,7 +77,8 @@ class Simulation:
         self.log = RequestLog.of(requests)
         self.timeline = Timeline(LEVELS, AMOUNTS)
         self.admitted_ns: Integers = np.full(len(requests), UNSET, np.int64)
-        self.backend = SimulatedBackend(table, self.log, laws, self._launched)
+        tiers = tiers_of(table, policy)
+        self.backend = SimulatedBackend(tiers.largest, self.log, laws, self._launched, tiers.distinct)
         self.conservation = Conservation(self.backend, lambda: self.engine) if checked else None
         self.engine = Engine(table, policy, pool, self.conservation or self.backend, trace)
         self._progress: Callable[[int], None] | None = None

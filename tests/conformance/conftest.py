@@ -29,6 +29,7 @@ class Outputs:
     preemptions: int
     steps: list[dict[str, Any]]
     replayed: Replayed | None
+    records: list[dict[str, Any]]
 
 
 class Executor:
@@ -81,6 +82,7 @@ class Executor:
             sum(record.get("event") == "preempt" for record in records),
             [record for record in records if "event" in record],
             replay_records(enumerate(records, start=1)) if replays else None,
+            records,
         )
 
     def _seeded(self, options: Options, seeds: Sequence[int] | None, index: int) -> Options:

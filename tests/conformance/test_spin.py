@@ -12,9 +12,10 @@ import pytest
 from fsm_spec.automaton import Automaton
 from fsm_spec.check import Bounds, compositions
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Composition, Interleaving
+from fsm_spec.composition import Composition
 from fsm_spec.exploration import Exploration, Limits
 from fsm_spec.expression import Const
+from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load
 from fsm_spec.policy import ADMISSIONS, Pool, load_policy
 from fsm_spec.promela import promela

@@ -18,14 +18,16 @@ from fsm_spec import properties
 from fsm_spec.automaton import Automaton
 from fsm_spec.check import sizes_of
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Composition, Interleaving, State
+from fsm_spec.composition import Composition, State
 from fsm_spec.counterexample import explain
 from fsm_spec.exploration import Exploration, Limits
+from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load
 from fsm_spec.policy import ADMISSIONS, Policy, Pool, Prefill, load_policy, longest_pages
 from fsm_spec.search import search
 from fsm_spec.spec import Spec
 from fsm_spec.table import Table
+from fsm_spec.tiers import tiers_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_specs import abstract_specs, decode_specs
@@ -84,6 +86,26 @@ def test_shipped_specs_under_every_policy(name: str, requests: int, symmetry: bo
             prefill = Prefill(tokens=tokens)
             policy = load_policy(admission).model_copy(update={"prefill": prefill, "lag": lag})
             agree(composed_of(table, policy, requests, pages, abort=pages > 1), symmetry=symmetry)
+
+
+@pytest.mark.parametrize("name", ["linear_spec", "uno_linear"])
+def test_tiers_that_change_between_rounds(name: str) -> None:
+    """Sizes that switch with the crowd, up and down, beside preemption, aborts and a late host."""
+    table = compile_table(load(name).spec, check=True)
+    falling = [{"to": 1, "value": 3}, {"value": 2}]
+    rising = [{"to": 1, "value": 2}, {"value": 4}]
+    for steps, admission, lag in ((falling, "holdback", 0), (falling, "preempt", 1), (rising, "reserve", 0)):
+        policy = Policy.model_validate(
+            {"policy": "sizes", "admit": admission, "lag": lag, "tier": {"param": "b", "steps": steps}}
+        )
+        tiers = tiers_of(table, policy)
+        longest = longest_pages(table, Pool(0, 2), 2, 4, policy)
+        sizes = [(1, 4), (2, 3)]
+        composed = Composition(Automaton(tiers.largest), policy, Pool(longest + 1, 2), 2, sizes)
+        agree(composed, symmetry=lag == 0)
+        found = search(composed, 10**5)
+        assert found.complete
+        assert {} == found.broken
 
 
 @settings(max_examples=12)

@@ -23,16 +23,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from fsm_spec import composition
 from fsm_spec.automaton import Automaton, Values
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Composition, Held, Interleaving, Move, State
+from fsm_spec.composition import Composition, Held, Move, State
 from fsm_spec.exploration import STATE_BYTES, Exploration, Limits
 from fsm_spec.expression import parse
 from fsm_spec.findings import SpecFindings
+from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import find, loads
 from fsm_spec.piece import parse_piece
 from fsm_spec.policy import Plan, Policy, Pool, plan
 from fsm_spec.promela import promela
 from fsm_spec.search import Fault, search
 from fsm_spec.table import Row, Table
+from fsm_spec.tiers import Tier, tiers_of
 
 FOLDER = Path(__file__).parent / "mutants"
 MUTANTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -155,6 +157,7 @@ class Mutant(BaseModel):
     arrivals: list[tuple[int, int]] = [(1, 4)]
     abort: bool = True
     lag: int = 0
+    tier: Tier | None = None
     spin: bool = False
     refutes: str | None = None
     also: list[str] = []
@@ -253,7 +256,15 @@ def lag_ignored(table: Table, policy: Policy, *others: Any) -> Plan:  # noqa: AN
     return plan(table, policy.model_copy(update={"lag": 0}), *others)
 
 
+def tier_recomputed(*args: Any) -> Plan:  # noqa: ANN401 - handed on
+    """Run the rounds in the size that one request less would get, with the pages of the size that was chosen."""
+    decided = plan(*args)
+    tiers = tiers_of(args[0], args[1])
+    return replace(decided, tier=tiers.size(tiers.table(len(decided.run) - 1)))
+
+
 PLANS = {
+    "tier recomputed": tier_recomputed,
     "a page less": a_page_less,
     "a page twice": a_page_twice,
     "all at once": all_at_once,
@@ -267,7 +278,7 @@ def composed(mutant: Mutant, table: Table, *, faulty: bool) -> Composition | Int
     name = mutant.policy if faulty or mutant.base_policy is None else mutant.base_policy
     policy = Policy.model_validate(
         {"policy": name, "admit": name, "prefill": {"tokens": mutant.prefill}, "lag": mutant.lag}
-    )
+    ).model_copy(update={"tier": mutant.tier})
     pool = Pool(mutant.pages, mutant.page_size)
     automaton = Automaton(table)
     if table.contract is None:
@@ -355,6 +366,7 @@ def base_of(mutant: Mutant) -> tuple[object, ...]:
         str(mutant.arrivals),
         mutant.abort,
         mutant.lag,
+        str(mutant.tier),
         str(mutant.params),
     )
 

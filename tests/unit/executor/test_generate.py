@@ -232,7 +232,7 @@ def test_steps_show_each_round(model: Transformer, tokenizer: Tokenizer) -> None
     running = Session(table, model, tokenizer, pool=Pool(40, 8), trace=TraceWriter(records, {}))
     running.add(tokenizer.encode("hello"), Options(4))
     running.run()
-    view = StepView(table, lambda _request, start, stop: f"[{start}:{stop}]")
+    view = StepView(running.engine.tiers, lambda _request, start, stop: f"[{start}:{stop}]")
     lines = [line for line in map(view.line, records) if line]
     assert "request" == view.header().split()[0]
     assert ["0", "first", "text", "5", "0", "->", "5", "1", "[0:1]", "prefill", "->", "cold"] == lines[

@@ -233,13 +233,20 @@ def test_defects_of_the_common_model() -> None:
 
 def test_a_pool_that_holds_no_request() -> None:
     """A request that no empty pool could hold is named as the reason."""
-    example = only_counterexample(check(compiled("ar"), Bounds(pages=2)))
-    assert (
-        "request 0 is in wait: cannot make progress: it may need 3 pages, and the pool has 2 even when empty"
-        in (example.reasons)
-    )
-    example = only_counterexample(check(kvpool(), Bounds(1, 3, policies=("greedy",))))
-    assert "cannot make progress: it may need 4 pages" in example.reasons[0]
+    result = check(compiled("ar"), Bounds(pages=2))
+    never = "cannot make progress: it may need 3 pages, and the pool has 2 even when empty"
+    fits, ends = (decided.counterexample for decided in result.refuted)
+    assert [properties.FITS, "every request reaches end"] == refuted(result)
+    assert fits is not None
+    assert ends is not None
+    assert (1, f"broken in step 1: request 0 {never}") == (fits.depth, fits.why)
+    assert f"request 0 is in wait: {never}" in ends.reasons
+    result = check(kvpool(), Bounds(1, 3, policies=("greedy",)))
+    fits, ends = (decided.counterexample for decided in result.refuted)
+    assert fits is not None
+    assert ends is not None
+    assert 0 == fits.depth
+    assert "cannot make progress: it may need 4 pages" in ends.reasons[0]
 
 
 def test_abstract_model() -> None:
@@ -288,11 +295,18 @@ def test_an_abstract_model_has_no_lag() -> None:
 
 
 def test_bounds_that_are_given_stand_alone() -> None:
-    """With requests or pages given there is one search a policy, in that pool."""
+    """Requests given are searched alone, in the pool that so many always get; pages given are those of every search."""
     result = check(compiled("ar"), Bounds(requests=2, policies=("preempt",), abort=False))
-    assert [(2, 5)] == [(searched.requests, searched.pages) for searched in result.searches]
+    assert [(2, 3)] == [(searched.requests, searched.pages) for searched in result.searches]
     result = check(compiled("ar"), Bounds(pages=20, page_size=4, policies=("preempt",)))
-    assert [(3, 20, 4)] == [(s.requests, s.pages, s.page_size) for s in result.searches]
+    assert [(1, 20, 4), (2, 20, 4), (3, 20, 4)] == [
+        (s.requests, s.pages, s.page_size) for s in result.searches
+    ]
+    told = [
+        check(compiled("ar"), Bounds(requests, pages)).bounds["pool"]
+        for requests, pages in ((2, None), (3, None), (2, 9))
+    ]
+    assert ["one longest case", "all longest cases less a page", "as given"] == told
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,10 @@ def test_check_proves() -> None:
     """A spec that holds exits 0 and prints verdict, bounds, counts and every property."""
     done = run("check", "ar")
     assert done.code == 0
-    assert done.out.startswith("ar: proved  13 properties, 2,869 states, 19,322 transitions, ")
+    assert done.out.startswith("ar: proved  15 properties, 2,869 states, 19,322 transitions, ")
     expected = """\
-  bounds: 1, 2 or 3 requests; 3 or 8 pages of 2 slots; policies reserve, holdback;
+  bounds: 1, 2 or 3 requests; policies reserve, holdback;
+          3 or 8 pages of 2 slots: one longest case for 1 or 2 requests, all longest cases less a page for more;
           prompts of 1 to 2 tokens, limits 0 to 4 (one request alone); 0, 2 or 4;
           abort on; chunks, lag off; requests interchangeable
 """
@@ -222,13 +223,12 @@ def test_check_of_several_specs_fits_one_screen() -> None:
     done = run("check", "ar", "isd", "linear_spec")
     assert done.code == 0
     lines = done.out.splitlines()
-    assert 6 == len(lines)
+    assert 7 == len(lines)
     assert max(map(len, lines)) <= 120
     assert ["spec", "verdict", "properties", "states"] == lines[0].split()[:4]
-    assert ["isd", "proved", "13", "5,058", "40,352", "8"] == lines[2].split()[:6]
-    assert lines[4].startswith(
-        "bounds: 1, 2 or 3 requests; pages as above of 2 slots; policies reserve, holdback;"
-    )
+    assert ["isd", "proved", "15", "5,058", "40,352", "8"] == lines[2].split()[:6]
+    assert "bounds: 1, 2 or 3 requests; policies reserve, holdback;" == lines[4]
+    assert "        pages of 2 slots: one longest case for 1 or 2 requests" in lines[5]
 
 
 def test_check_of_several_specs_names_faulty_ones(faulty: str) -> None:
@@ -405,7 +405,8 @@ def test_usage_errors_keep_json_whole() -> None:
     """A usage error under `--json` still prints one value."""
     done = run("check", "--json")
     assert done.code == 2
-    assert "Missing argument" in done.value["error"]
+    assert done.value["error"].startswith("no spec is named; name a spec file, or a shipped spec: ar, isd")
+    assert [run(command).err for command in ("check", "show", "export")] == [f"{done.value['error']}\n"] * 3
     assert run("nonsense").code == 2
 
 

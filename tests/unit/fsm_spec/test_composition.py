@@ -11,7 +11,8 @@ import pytest
 from fsm_spec import properties
 from fsm_spec.automaton import Automaton
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import ENDED, Composition, Held, Interleaving, State, move_between
+from fsm_spec.composition import ENDED, Composition, Held, State, move_between
+from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load
 from fsm_spec.policy import Plan, Policy, Pool, load_policy, plan
 from fsm_spec.search import Found, search
@@ -91,8 +92,8 @@ def test_an_over_committed_pool_is_a_fault_of_the_state() -> None:
     """More pages held than the pool has is a fault whatever moves follow."""
     abstract = Interleaving(Automaton(compiled(str(MODEL))), Policy(), Pool(1, 2), 1)
     held: State = (Held(abstract.first, 2),)
-    assert (properties.POOL,) == abstract.faults(held)
-    assert () == abstract.faults(abstract.start)
+    assert (properties.POOL, properties.FITS) == abstract.faults(held)
+    assert () == Interleaving(abstract.automaton, Policy(), Pool(6, 2), 1).faults(abstract.start)
 
 
 def test_move_between_prefers_what_breaks_nothing() -> None:

@@ -11,8 +11,9 @@ import pytest
 from fsm_spec import exploration, properties
 from fsm_spec.automaton import Automaton
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Composition, Interleaving
+from fsm_spec.composition import Composition
 from fsm_spec.exploration import Exploration, Limits, nearest_cycle
+from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load
 from fsm_spec.policy import Pool, load_policy
 from fsm_spec.search import search
@@ -67,7 +68,7 @@ def test_a_livelock_beyond_the_edges_allowed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_limits() -> None:
-    """States and bytes end a search; the first fault does with `stop_first`, soon after it."""
+    """States and bytes end a search; a fault does that a search is to stop at, soon after it."""
     whole = Exploration(composed("greedy"), PLENTY)
     states = len(whole.reached.states)
     few = Exploration(composed("greedy"), Limits(states // 2, 10**9))
@@ -75,7 +76,7 @@ def test_limits() -> None:
     assert few.cycle is None
     little = Exploration(composed("greedy"), Limits(10**6, exploration.STATE_BYTES * states // 2))
     assert not little.reached.complete
-    soon = Exploration(composed("greedy"), Limits(10**6, 10**9, stop_first=True))
+    soon = Exploration(composed("greedy"), Limits(10**6, 10**9, stop_at=frozenset({ENDS})))
     assert soon.broken == whole.broken
 
 

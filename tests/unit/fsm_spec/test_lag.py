@@ -28,7 +28,7 @@ def test_shipped_specs_hold_with_a_late_host(name: str) -> None:
 def test_a_scheduler_that_ignores_the_lag_is_refuted(name: str) -> None:
     """Without the slots that the round in flight may commit, the next round writes past its pages."""
     table = table_of(name)
-    table.cache["headroom", 1] = headroom(table, 0)
+    table.cache["headroom", 1, None] = headroom(table)
     found = check(table, Bounds(requests=1, lag=1))
     assert properties.SLOTS in [decided.name for decided in found.refuted]
 
@@ -37,9 +37,11 @@ def test_the_headroom_of_a_late_host() -> None:
     """A late host takes the largest peak and the largest advance for every round state (isd, n = 2)."""
     table = table_of("isd")
     cold, verify = table.codes["cold"], table.codes["verify"]
-    assert [2, 3] == headroom(table, 0)[[cold, verify]].tolist()
-    assert [5, 5] == headroom(table, 1)[[cold, verify]].tolist()
-    assert longest_pages(table, Pool(99, 1), 4, 3, 1) - longest_pages(table, Pool(99, 1), 4, 3) == 2
+    assert [2, 3] == headroom(table)[[cold, verify]].tolist()
+    assert [5, 5] == headroom(table, Policy(lag=1))[[cold, verify]].tolist()
+    assert (
+        longest_pages(table, Pool(99, 1), 4, 3, Policy(lag=1)) - longest_pages(table, Pool(99, 1), 4, 3) == 2
+    )
 
 
 def test_plan_takes_pages_ahead() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from fsm_spec.automaton import Automaton
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Interleaving
 from fsm_spec.exploration import Exploration, Limits
+from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load
-from fsm_spec.packed import ActionsPacking
+from fsm_spec.packed_actions import ActionsPacking
 from fsm_spec.policy import Pool, load_policy
 from fsm_spec.ranks import ranks_of
 
