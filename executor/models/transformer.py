@@ -10,7 +10,7 @@ with weights are bfloat16.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -145,8 +145,15 @@ class LayerStack:
 class Transformer(LayerStack):
     """Run rows through a language model; weights are read once, fused, and kept in `dtype`."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        reader = WeightReader(weights, dtype, config.rms_eps)
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        called: Callable[[str], str] = str,
+    ) -> None:
+        """Read the weights; `called` maps the names of `architectures.py` to those in `weights`."""
+        reader = WeightReader(weights, dtype, config.rms_eps, called)
         super().__init__(config, [reader.layer(config, index) for index in range(config.layers)], dtype)
         self.embedding = reader.matrix(names.EMBEDDING, config.vocab, config.hidden)
         self.head = self.embedding

@@ -96,6 +96,10 @@ class WeightReader:
         """Read a bias in the dtype of matrix products."""
         return self._read(f"{name}.bias", (size,)).to(self.dtype)
 
+    def table(self, name: str, size: int) -> Tensor:
+        """Read integers, int64 [size]."""
+        return self._read(name, (size,)).to(torch.int64)
+
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Fetch a tensor; raises UserError where it is missing or of another shape."""
         name = self.called(name)
@@ -103,7 +107,8 @@ class WeightReader:
             tensor = self.weights[name]
         except KeyError:
             raise UserError(
-                f'the model has no weight "{name}"; its files are incomplete, fetch it again.'
+                f'the model has no weight "{name}" of shape {list(shape)}; its files are incomplete, '
+                "fetch it again."
             ) from None
         if tuple(tensor.shape) != shape:
             raise UserError(
