@@ -31,6 +31,8 @@ _TABLE = (
     Architecture("MistralForCausalLM", "mistral", "llama", gguf_interleaved=True),
     Architecture("Qwen2ForCausalLM", "qwen2", "qwen2", qkv_bias=True),
     Architecture("Qwen3ForCausalLM", "qwen3", "qwen3", qk_norm=True),
+    # Qwen2's layers; `token_heads.py` reads the module beside them.
+    Architecture("MiMoForCausalLM", "mimo", "qwen2", qkv_bias=True),
 )
 
 BY_NAME = {row.name: row for row in _TABLE}

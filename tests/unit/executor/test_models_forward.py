@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from fsm_spec.executor.cache import PageAllocator, PagedCache
 from fsm_spec.executor.models.config import ModelConfig, RopeScaling
 from fsm_spec.executor.models.random import random_weights, tiny_config, tiny_model
 from fsm_spec.executor.models.rows import RowBatch
-from fsm_spec.executor.models.transformer import Transformer, rotary_frequencies
+from fsm_spec.executor.models.transformer import EMBEDDED, Transformer, normed, rotary_frequencies
 
 PROMPT = [5, 9, 2, 40, 11, 7, 3]
 
@@ -232,3 +233,29 @@ def test_missing_and_misshapen_weights_get_a_sentence() -> None:
     del weights["model.norm.weight"]
     with pytest.raises(UserError, match=r'no weight "model.norm.weight"'):
         Transformer(config, weights, torch.float32)
+
+
+def test_captured_streams_are_those_of_shorter_models() -> None:
+    """A drafter reads the stream after layer i: what a model of the first i + 1 layers ends with."""
+    config = tiny_config(layers=3)
+    weights = random_weights(config, 0)
+    model = Transformer(config, weights, torch.float64)
+    bench = Bench(model)
+    every = bench.run({"a": (0, PROMPT)})
+    rows = RowBatch(
+        torch.tensor(PROMPT),
+        torch.arange(7),
+        bench.allocator.slots("a", 0, 7),
+        [0, 7],
+        [torch.zeros(0, dtype=torch.int64)],
+        [causal(7)],
+        torch.tensor([6]),
+    )
+    logits, streams = model.forward_captured(rows, bench.cache, [1, EMBEDDED, 2, 3])
+    torch.testing.assert_close(logits, every[6:], atol=1e-5, rtol=0)
+    after, embedded, last, final = streams.split(config.hidden, 1)
+    torch.testing.assert_close(embedded, weights["model.embed_tokens.weight"][PROMPT])
+    torch.testing.assert_close(final, normed(last, model.final_norm))
+    shorter = Transformer(replace(config, layers=2), weights, torch.float64)
+    read = shorter.read_logits(normed(after, shorter.final_norm))
+    torch.testing.assert_close(Bench(shorter).run({"a": (0, PROMPT)}), read, atol=1e-5, rtol=0)

@@ -1,0 +1,117 @@
+"""Weights as a forward uses them: read by name, checked, fused, converted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fsm_spec.errors import UserError
+from fsm_spec.executor.models import architectures as names
+from fsm_spec.executor.models.config import ModelConfig
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Hold an RMSNorm: its weight times sqrt(n), and sqrt(n eps), for n dimensions."""
+
+    weight: Tensor
+    floor: Tensor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Hold one layer's weights; q, k, v are one matrix, gate and up another."""
+
+    attention_norm: Norm
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Norm | None
+    key_norm: Norm | None
+    output: Tensor
+    output_bias: Tensor | None
+    ffn_norm: Norm
+    gate_up: Tensor
+    down: Tensor
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Give the dtype of residual stream, norms, attention and KV cache: float32, float64 for a float64 model."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class WeightReader:
+    """Read weights by name, check their shapes, fuse and convert them.
+
+    `called` maps the names of `architectures.py` to those of the files, where these differ.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        rms_eps: float,
+        called: Callable[[str], str] = str,
+    ) -> None:
+        self.weights = weights
+        self.dtype = dtype
+        self.wide = wide_dtype(dtype)
+        self.rms_eps = rms_eps
+        self.called = called
+
+    def layer(self, config: ModelConfig, index: int, *, inputs: int | None = None) -> Layer:
+        """Read one layer; `inputs` is the width that its attention reads, the hidden size where None."""
+        prefix = f"model.layers.{index}."
+        query, keys, hidden = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.hidden
+        inputs = hidden if inputs is None else inputs
+        parts = [(prefix + names.QUERY, query), (prefix + names.KEY, keys), (prefix + names.VALUE, keys)]
+        wide = [(prefix + names.GATE, config.ffn), (prefix + names.UP, config.ffn)]
+        return Layer(
+            attention_norm=self.norm(prefix + names.ATTENTION_NORM, hidden),
+            qkv=torch.cat([self.matrix(f"{name}.weight", size, inputs) for name, size in parts]),
+            qkv_bias=torch.cat([self.bias(name, size) for name, size in parts]) if config.qkv_bias else None,
+            query_norm=self.norm(prefix + names.QUERY_NORM, config.head_dim) if config.qk_norm else None,
+            key_norm=self.norm(prefix + names.KEY_NORM, config.head_dim) if config.qk_norm else None,
+            output=self.matrix(f"{prefix}{names.OUTPUT}.weight", hidden, query),
+            output_bias=self.bias(prefix + names.OUTPUT, hidden) if config.output_bias else None,
+            ffn_norm=self.norm(prefix + names.FFN_NORM, hidden),
+            gate_up=torch.cat([self.matrix(f"{name}.weight", size, hidden) for name, size in wide]),
+            down=self.matrix(f"{prefix}{names.DOWN}.weight", hidden, config.ffn),
+        )
+
+    def matrix(self, name: str, *shape: int) -> Tensor:
+        """Read a weight in the dtype of matrix products."""
+        return self._read(name, shape).to(self.dtype)
+
+    def norm(self, name: str, size: int) -> Norm:
+        """Read the weight of a norm, which stays wide."""
+        weight = self._read(name, (size,)).double() * math.sqrt(size)
+        return Norm(weight.to(self.wide), torch.tensor(math.sqrt(size * self.rms_eps), dtype=self.wide))
+
+    def bias(self, name: str, size: int) -> Tensor:
+        """Read a bias in the dtype of matrix products."""
+        return self._read(f"{name}.bias", (size,)).to(self.dtype)
+
+    def table(self, name: str, size: int) -> Tensor:
+        """Read integers, int64 [size]."""
+        return self._read(name, (size,)).to(torch.int64)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Fetch a tensor; raises UserError where it is missing or of another shape."""
+        name = self.called(name)
+        try:
+            tensor = self.weights[name]
+        except KeyError:
+            raise UserError(
+                f'the model has no weight "{name}" of shape {list(shape)}; its files are incomplete, '
+                "fetch it again."
+            ) from None
+        if tuple(tensor.shape) != shape:
+            raise UserError(
+                f'weight "{name}" has shape {list(tensor.shape)}, config.json asks for {list(shape)}.'
+            )
+        return tensor
