@@ -58,6 +58,10 @@ class Layout:
         self.gated = np.array([segments[index].adapter for index in self.segment], np.bool_)
         # How far ahead of its own position a row predicts.
         self.ahead = np.array([segments[index].logits == "shifted" for index in self.segment], np.int64)
+        # Rows whose tokens are part of the text, as far as it goes; mask and noise rows stand for tokens to come.
+        self.known = np.array(
+            [segments[index].source.name not in (MASK, NOISE) for index in self.segment], np.bool_
+        )
         self.fixed = all(segment.count == Const(segment.max_count) for segment in segments)
         self.at = self._from_kv([segment.at for segment in segments])
         self.slot = self._from_kv([segment.slot for segment in segments])
@@ -167,6 +171,7 @@ class Block:
         "_even",
         "_seeds",
         "_vocabulary",
+        "ids",
         "layout",
         "masks",
         "positions",
@@ -190,6 +195,7 @@ class Block:
         if layout.plan.tree is not None:
             self._hang(layout.plan.tree)
         self.readers = [self._read_by(index) for index in range(len(layout.plan.operators))]
+        self.ids = self._token_ids()
 
     def _hang(self, name: str) -> None:
         """Place the nodes of each request's tree: position by depth, sight of the ancestors and itself."""
@@ -230,7 +236,7 @@ class Block:
         counts = np.array([len(part) for part in parts], np.int64)
         return ReadRows(np.concatenate(parts), np.concatenate(positions), counts)
 
-    def token_ids(self) -> Tokens:
+    def _token_ids(self) -> Tokens:
         """Gather the input ids of all rows, [n, R]; those of dead rows mean nothing."""
         scope = self.scope
         ids = np.full(self.positions.shape, EMPTY, np.int64)

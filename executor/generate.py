@@ -15,10 +15,11 @@ import torch
 from fsm_spec.engine import Engine, Iteration
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.executor.cache import PageAllocator, PagedCache
+from fsm_spec.executor.logprobs import Scores
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.operators import Operators
-from fsm_spec.executor.request import Request
+from fsm_spec.executor.request import Controls, Request
 from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.stop_text import StopText
 from fsm_spec.executor.tokenizer import StreamDecoder, Tokenizer
@@ -46,7 +47,9 @@ class CausalModel(Protocol):
 class Options:
     """Say how a request is sampled and where it ends.
 
-    `stop_ids` None means the model's own end tokens; `stop` are strings that end the text before themselves.
+    `stop_ids` None means the model's own end tokens; `stop` are strings that end the text before themselves, or behind
+    with `include_stop`, which also keeps a stop token's text. `logprobs` reports that many most probable tokens beside
+    each emitted one (None: nothing), `prompt_logprobs` does so for the prompt.
     """
 
     max_tokens: int = 128
@@ -54,13 +57,18 @@ class Options:
     seed: int = 0
     stop_ids: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    controls: Controls = field(default_factory=Controls)
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True)
 class Result:
     """Hold what a request gave.
 
-    `finish_reason`: `stop`, `length` or `abort`. `acceptance_length`: tokens emitted a round; the first token is the
+    `finish_reason`: `stop`, `length` or `abort`; `stop_reason`: the stop string or token that ended the text, None for
+    the model's own end. `acceptance_length`: tokens emitted a round; the first token is the
     prefill's and no round. `tokens_per_forward`: tokens emitted by rounds over the target's forwards in those rounds.
     Both are None where no round ran.
     """
@@ -73,6 +81,8 @@ class Result:
     tokens_per_forward: float | None
     prompt_tokens: int
     forwards: int
+    cached_tokens: int = 0
+    stop_reason: str | int | None = None
 
 
 @dataclass
@@ -82,9 +92,11 @@ class _Stream:
     request: Request
     decoder: StreamDecoder | None
     stops: StopText
+    options: Options
     text: list[str] = field(default_factory=list)
     seen: int = 0
     reason: str = ""
+    stop_reason: str | int | None = None
 
 
 class Session:
@@ -149,11 +161,19 @@ class Session:
             raise UserError(str(error).removeprefix("row 0: ")) from None
         stop_ids = self.model.config.eos_token_ids if options.stop_ids is None else options.stop_ids
         number = self.engine.submit(len(prompt), limit)
-        request = Request(prompt, limit, options.sampling, options.seed, stop_ids)
+        scores = None
+        if options.logprobs is not None:
+            scores = Scores(options.logprobs, prompt=options.prompt_logprobs)
+        request = Request(prompt, limit, options.sampling, options.seed, stop_ids, options.controls, scores)
         self.runner.add(number, request)
         decoder = self.tokenizer.stream() if self.tokenizer else None
-        self._streams[number] = _Stream(request, decoder, StopText(options.stop))
+        stops = StopText(options.stop, include=options.include_stop)
+        self._streams[number] = _Stream(request, decoder, stops, options)
         return number
+
+    def request(self, number: int) -> Request:
+        """Give a request that was added and not forgotten."""
+        return self._streams[number].request
 
     def iterate(self) -> dict[int, str]:
         """Run one iteration of the engine; give the text that became certain, by request.
@@ -174,9 +194,10 @@ class Session:
             stream = self._streams[number]
             if not stream.reason:
                 texts[number] = texts.get(number, "") + self._close(stream)
-                output = stream.request.output
-                stopped = bool(output) and output[-1] in stream.request.stop_ids
-                stream.reason = "stop" if stopped else "length"
+                stopped = self._stop_token(stream)
+                stream.reason = "length" if stopped is None else "stop"
+                if stopped not in self.model.config.eos_token_ids:
+                    stream.stop_reason = stopped
         return texts
 
     def _decode(self, number: int) -> str:
@@ -184,21 +205,35 @@ class Session:
         stream = self._streams[number]
         request = stream.request
         tokens = request.text[request.prompt + stream.seen :].tolist()
+        if not stream.options.include_stop and tokens and tokens[-1] in request.stop_ids:
+            # A stop token ends the text before itself; it is counted, but never shown.
+            tokens.pop()
         if stream.decoder is None:
             stream.seen += len(tokens)
             return ""
         pieces = []
         # Token by token only where the token that completes a stop string must be known.
         for part in [[token] for token in tokens] if stream.stops.stops else [tokens]:
-            pieces.append(stream.stops.push(stream.decoder.push(part)))
+            text = stream.decoder.push(part)
             stream.seen += len(part)
+            if stream.seen < stream.options.controls.min_tokens:
+                pieces.append(text)
+                continue
+            pieces.append(stream.stops.push(text))
             if stream.stops.found:
                 stream.reason = "stop"
+                stream.stop_reason = stream.stops.found
                 self.engine.halt(number, stream.seen)
                 request.halt(stream.seen)
                 break
         stream.text += pieces
         return "".join(pieces)
+
+    def _stop_token(self, stream: _Stream) -> int | None:
+        """Give the stop token that ended a text."""
+        text = stream.request.text
+        last = int(text[-1])
+        return last if len(text) > stream.request.prompt and last in stream.request.stop_ids else None
 
     def _close(self, stream: _Stream) -> str:
         """Let out what was held back at the end of a text."""
@@ -244,6 +279,8 @@ class Session:
             tokens_per_forward=request.emitted / request.forwards if request.forwards else None,
             prompt_tokens=request.prompt,
             forwards=request.forwards,
+            cached_tokens=request.cached,
+            stop_reason=stream.stop_reason,
         )
 
     def forget(self, number: int) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fsm_spec.executor.block import Block, ReadRows
 from fsm_spec.executor.carry import EMPTY, Scope
+from fsm_spec.executor.control import shape_block
 from fsm_spec.executor.request import Tokens
 from fsm_spec.expression import Const
 from fsm_spec.kernels.choose import Chooser
@@ -72,6 +73,7 @@ class Operators:
             rows = block.readers[index]
             part = logits[at : at + len(rows.positions)]
             at += len(rows.positions)
+            part = shape_block(block, rows, part, draft=plan.draft, mask_id=block.scope.mask_id)
             values = self._run_one(plan, block, part, rows, sampling)
             for value, output in zip(values, plan.outputs, strict=False):
                 if output.kind == "count":

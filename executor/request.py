@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fsm_spec.executor.grammar import Grammar
+from fsm_spec.executor.logprobs import Scores
+from fsm_spec.kernels.adjust import Adjustment
 from fsm_spec.kernels.law import SamplingParams
 
 Tokens = NDArray[np.int64]
@@ -15,9 +19,27 @@ Tokens = NDArray[np.int64]
 _ROOM = 256
 
 
+@dataclass(frozen=True)
+class Controls:
+    """Hold what changes a request's logits before its laws are taken from them; the defaults change nothing.
+
+    Before `min_tokens` tokens are emitted, no stop token is. `control.py` applies them.
+    """
+
+    adjustment: Adjustment = field(default_factory=Adjustment)
+    min_tokens: int = 0
+    grammar: Grammar | None = None
+
+    @property
+    def neutral(self) -> bool:
+        """Tell whether nothing is changed."""
+        return self.grammar is None and self.min_tokens == 0 and self.adjustment == Adjustment()
+
+
 class Request:
     """Hold one request; the text is prompt and emitted tokens, and token i stands at position i.
 
+    `scores` collects log-probabilities where they are wanted; `cached` counts the prompt's tokens whose KV was there.
     `rounds` counts rounds that came to their end, `emitted` the tokens they emitted (the first token is the
     prefill's), `forwards` the forwards of the target model in which a round of this request had rows.
     """
@@ -29,13 +51,19 @@ class Request:
         sampling: SamplingParams | None = None,
         seed: int = 0,
         stop_ids: Collection[int] = (),
+        controls: Controls | None = None,
+        scores: Scores | None = None,
     ) -> None:
         self.prompt = len(prompt)
         self.limit = limit
         self.sampling = sampling or SamplingParams()
         self.seed = seed
         self.stop_ids = frozenset(stop_ids)
+        self.controls = controls or Controls()
+        self.scores = scores
+        self.controlled = scores is not None or not self.controls.neutral
         self.length = self.prompt
+        self.cached = 0
         self.rounds = 0
         self.emitted = 0
         self.forwards = 0
@@ -58,11 +86,15 @@ class Request:
         if end > len(self._buffer):
             self._buffer = np.concatenate([self._buffer, np.zeros(max(end, len(self._buffer)), np.int64)])
         self._buffer[self.length : end] = run
+        if self.scores is not None:
+            self.scores.settle(self.length, run)
         self.length = end
 
     def halt(self, emitted: int) -> None:
         """Take back the tokens behind a stop string: `emitted` stay."""
         self.length = self.prompt + emitted
+        if self.scores is not None:
+            self.scores.cut(emitted)
 
     def stop_in(self, run: Tokens, none: int) -> int:
         """Count the tokens of a run before its first stop token; `none` if it has no stop token."""

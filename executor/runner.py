@@ -20,6 +20,7 @@ from fsm_spec.executor.batch import Batch
 from fsm_spec.executor.block import Block, Layout
 from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.carry import Carries, Scope
+from fsm_spec.executor.control import shape_first
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.operators import Operators, Sampling
 from fsm_spec.executor.request import Request, Tokens
@@ -105,19 +106,22 @@ class Runner:
         """Run a launch: one forward over the rows of all groups and chunks, then the operators of each group."""
         batch = Batch()
         blocks = [self._block(group, batch) for group in launch.groups]
-        sampled = [chunk for chunk in launch.chunks if self._add_chunk(chunk, batch)]
+        read = [(chunk, self._add_chunk(chunk, batch)) for chunk in launch.chunks]
         if not batch.total:
-            return self._operate(launch, blocks, sampled, self._no_logits)
+            return self._operate(launch, blocks, read, self._no_logits)
         # Entering the mode costs as much as a few operations, so once a launch and only where a model runs.
         with torch.inference_mode():
             logits = self.model.forward(batch.rows(), self.cache)
             self.forwards += 1
-            return self._operate(launch, blocks, sampled, logits)
+            return self._operate(launch, blocks, read, logits)
 
     def _operate(
-        self, launch: Launch, blocks: list[Block], sampled: list[Chunk], logits: torch.Tensor
+        self, launch: Launch, blocks: list[Block], read: list[tuple[Chunk, int]], logits: torch.Tensor
     ) -> list[Args]:
-        """Run the operators of each group, and sample after prefills, on their parts of the logits."""
+        """Run the operators of each group, and sample after prefills, on their parts of the logits.
+
+        `read` counts the rows of each prefill chunk whose logits are there.
+        """
         at = 0
         results: list[Args] = []
         for group, block in zip(launch.groups, blocks, strict=True):
@@ -127,8 +131,7 @@ class Runner:
             )
             self._blocks[group.state] = block
             at += wanted
-        if sampled:
-            self._sample_first(sampled, logits[at:])
+        self._read_chunks(read, logits[at:])
         return results
 
     def _block(self, group: Group, batch: Batch) -> Block:
@@ -140,7 +143,7 @@ class Runner:
         if block.layout.plan.rows == 0:
             return block
         first = batch.total
-        batch.ids.append(block.flat(block.token_ids()))
+        batch.ids.append(block.flat(block.ids))
         batch.positions.append(block.flat(block.positions))
         slots = batch.positions[-1] if block.slots is block.positions else block.flat(block.slots)
         at = 0
@@ -173,8 +176,8 @@ class Runner:
             return self.allocator.slots(number, low, low + len(slots))
         return self.allocator.slots(number, 0, int(slots.max()) + 1)[torch.from_numpy(slots)]
 
-    def _add_chunk(self, chunk: Chunk, batch: Batch) -> bool:
-        """Add the rows of a prefill chunk; tell whether its last row is to be sampled."""
+    def _add_chunk(self, chunk: Chunk, batch: Batch) -> int:
+        """Add the rows of a prefill chunk; count those whose logits are wanted: the last ones."""
         request = self.requests[chunk.request]
         unit = self.table.prefill_block
         stop = chunk.start + chunk.tokens
@@ -187,10 +190,14 @@ class Runner:
         batch.masks.append(self._prefill_mask(stop - start))
         batch.gated.append(np.zeros(stop - start, np.bool_))
         batch.row_start.append(batch.total + stop - start)
-        sampled = chunk.last and self._reads_logits(request, chunk.start)
-        if sampled:
-            batch.wanted.append(np.array([batch.total - 1]))
-        return sampled
+        wanted = int(self._samples(chunk))
+        if request.scores is not None and request.scores.wants_prompt:
+            wanted = stop - start
+        batch.wanted.append(np.arange(batch.total - wanted, batch.total))
+        return wanted
+
+    def _samples(self, chunk: Chunk) -> bool:
+        return chunk.last and self._reads_logits(self.requests[chunk.request], chunk.start)
 
     def _prefill_mask(self, rows: int) -> torch.Tensor:
         if rows not in self._causal:
@@ -208,7 +215,23 @@ class Runner:
         pieces = [piece for row in rows for piece in (*row.emit, *(p for _, ps in row.carries for p in ps))]
         return any(piece.name == NEXT for piece in pieces)
 
+    def _read_chunks(self, read: list[tuple[Chunk, int]], logits: torch.Tensor) -> None:
+        """Score prompts where that is wanted, and sample the token after each prefill."""
+        at = 0
+        sampled: list[tuple[Chunk, int]] = []
+        for chunk, rows in read:
+            request = self.requests[chunk.request]
+            if request.scores is not None and request.scores.wants_prompt:
+                request.scores.see_prompt(chunk.start, request.text[: request.prompt], logits[at : at + rows])
+            at += rows
+            if self._samples(chunk):
+                sampled.append((chunk, at - 1))
+        if sampled:
+            chosen = logits if len(sampled) == at else logits[[row for _, row in sampled]]
+            self._sample_first([chunk for chunk, _ in sampled], chosen)
+
     def _sample_first(self, chunks: Sequence[Chunk], logits: torch.Tensor) -> None:
+        logits = shape_first([self.requests[chunk.request] for chunk in chunks], logits)
         numbers = np.array([chunk.request for chunk in chunks], np.int64)
         positions = np.array([chunk.start + chunk.tokens for chunk in chunks], np.int64)
         tokens = self.operators.first_tokens(logits, self._sampling(numbers), positions)
@@ -269,13 +292,23 @@ class Runner:
             if is_round:
                 request.emitted += emitted
                 request.rounds += states[member] == end or self.table.states[states[member]].round
-            elif event == life_cycle.HALT:
-                request.halt(int(done.columns["emitted"][member]))
-            elif event == life_cycle.PREEMPT:
-                self.carries.drop(int(scope.lines[member]))
             if states[member] == end:
                 self._forget(number)
-            if event == life_cycle.FIRST:
+        self._follow_life(event, scope, requests, done)
+
+    def _follow_life(self, event: str, scope: Scope, numbers: NDArray[np.int64], done: Step) -> None:
+        """Follow what the life cycle's own events mean to a request."""
+        if event == life_cycle.PREEMPT:
+            for line in scope.lines.tolist():
+                self.carries.drop(line)
+        elif event == life_cycle.HALT:
+            for request, emitted in zip(scope.requests, done.columns["emitted"].tolist(), strict=True):
+                request.halt(emitted)
+        elif event == life_cycle.ADMIT:
+            for request, kv in zip(scope.requests, done.columns["kv"].tolist(), strict=True):
+                request.cached = kv
+        elif event == life_cycle.FIRST:
+            for number in numbers.tolist():
                 self._first.pop(number, None)
 
     def _compact(self, block: Block, requests: NDArray[np.int64], before: Columns, done: Step) -> None:

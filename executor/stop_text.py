@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 
 class StopText:
-    """Hold back text until it can be no part of a stop string; the earliest stop string ends the text before it."""
+    """Hold back text until it can be no part of a stop string; the earliest stop string ends the text before it.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    `include` ends the text behind the stop string. `found` names the one that came.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self.stops = [stop for stop in stops if stop]
-        self.found = False
+        self.found = ""
+        self._include = include
         self._held = ""
 
     def push(self, text: str) -> str:
@@ -18,11 +22,11 @@ class StopText:
         if self.found:
             return ""
         held = self._held + text
-        starts = [start for stop in self.stops if (start := held.find(stop)) >= 0]
+        starts = [(start, stop) for stop in self.stops if (start := held.find(stop)) >= 0]
         if starts:
-            self.found = True
+            start, self.found = min(starts)
             self._held = ""
-            return held[: min(starts)]
+            return held[: start + len(self.found)] if self._include else held[:start]
         keep = max((_overlap(held, stop) for stop in self.stops), default=0)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,7 +77,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Say whether the model's files lay out chats."""
-        return self._template() is not None
+        return self.chat_template is not None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Encode a text; `special` adds the first token of models that want one."""
@@ -90,9 +91,21 @@ class Tokenizer:
         """Show one token as text, special tokens included."""
         return self.decode([token_id], skip_special=False)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Give the bytes of one token, which may be part of a character."""
+        written = self._tokenizer.id_to_token(token_id) or ""
+        alphabet = _byte_alphabet()
+        if all(letter in alphabet for letter in written):
+            return bytes(alphabet[letter] for letter in written)
+        return self.token(token_id).encode()
+
     def token_id(self, text: str) -> int | None:
         """Find the id of a token by its text in the vocabulary."""
         return self._tokenizer.token_to_id(text)
+
+    def to_json(self) -> str:
+        """Give the whole tokenizer as its file holds it."""
+        return str(self._tokenizer.to_str())
 
     def stream(self) -> StreamDecoder:
         """Start to decode one stream of tokens."""
@@ -105,7 +118,7 @@ class Tokenizer:
 
         Message contents may be lists of text parts. Raises UserError where there is no template, or it refuses.
         """
-        template = self._template()
+        template = self.chat_template
         if template is None:
             raise UserError("this model has no chat template; give a plain prompt.")
         flat = [{**message, "content": _flatten(message.get("content"))} for message in messages]
@@ -121,7 +134,8 @@ class Tokenizer:
         text = self.apply_chat(messages, add_generation_prompt=add_generation_prompt, **more)
         return self.encode(text, special=False)
 
-    def _template(self) -> str | None:
+    @property
+    def chat_template(self) -> str | None:
         """Find the default template among one, or several named ones."""
         value = self._settings.get("chat_template")
         if isinstance(value, list):
@@ -134,6 +148,14 @@ class Tokenizer:
         if isinstance(value, dict):
             value = value.get("content")
         return value if isinstance(value, str) else ""
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """Map the letters of byte-level vocabularies to bytes: printable ones are themselves, others follow U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
 def _flatten(content: object) -> str:

@@ -1,0 +1,75 @@
+"""Log-probabilities of the target for the tokens that a request emits, and for those of its prompt.
+
+They are the target's own, before temperature, penalties, bias and masks, as float32 log-softmax of its logits. A row of
+a verifying block speaks for a token only if the tokens the row saw are the tokens that were emitted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int64]
+# Rows of logits turned into log-probabilities at once: 64 rows of 49,152 take 13 MB.
+_ROWS = 64
+
+
+class TokenLogprob(NamedTuple):
+    """Hold the log-probability of a token, and the most probable tokens at its place, the best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Scores:
+    """Collect the log-probabilities of one request; `top` most probable tokens are kept beside each."""
+
+    def __init__(self, top: int, *, prompt: bool = False) -> None:
+        self.top = top
+        self.tokens: list[TokenLogprob] = []
+        self.prompt: list[TokenLogprob] = []
+        self.wants_prompt = prompt
+        self._rows: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+
+    def see(self, position: int, ahead: tuple[int, ...], logits: torch.Tensor) -> None:
+        """Keep the target's logits [V] for a position, given the tokens `ahead` behind the emitted text."""
+        self._rows[position, ahead] = logits.float().clone()
+
+    def settle(self, start: int, run: Tokens) -> None:
+        """Score the tokens emitted from position `start` on, and forget what was not emitted."""
+        tokens = run.tolist()
+        for index, token in enumerate(tokens):
+            row = self._rows[start + index, tuple(tokens[:index])]
+            self.tokens.extend(_scored(row.unsqueeze(0), [token], self.top))
+        if tokens:
+            self._rows.clear()
+
+    def cut(self, emitted: int) -> None:
+        """Take back the tokens behind a stop string."""
+        del self.tokens[emitted:]
+
+    def see_prompt(self, start: int, text: Tokens, logits: torch.Tensor) -> None:
+        """Score the tokens of the prompt `text` behind position `start` by the logits [n, V] of the rows from there."""
+        # The first token has nothing before it; a prompt that is read again after a preemption is known already.
+        known = 1 + len(self.prompt)
+        tokens = text[known : start + 1 + len(logits)].tolist()
+        rows = logits[known - start - 1 :]
+        for at in range(0, len(tokens), _ROWS):
+            part = tokens[at : at + _ROWS]
+            self.prompt.extend(_scored(rows[at : at + len(part)], part, self.top))
+
+
+def _scored(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogprob]:
+    """Give the log-probability of one token for each row of logits [n, V]."""
+    law = logits.float().log_softmax(-1)
+    chosen = law.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1).tolist()
+    best = law.topk(min(top, law.shape[1]), dim=-1)
+    tops = [
+        tuple(zip(ids, values, strict=True))
+        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    return [TokenLogprob(*entry) for entry in zip(tokens, chosen, tops, strict=True)]

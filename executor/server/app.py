@@ -1,0 +1,314 @@
+"""The application: routes, error objects, and what starts and ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import metadata, resources
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from fsm_spec.executor.server import machine
+from fsm_spec.executor.server.fair import FairQueue
+from fsm_spec.executor.server.generation import answer
+from fsm_spec.executor.server.guard import Guard
+from fsm_spec.executor.server.intake import chat_order, chat_tokens, completion_order, require_tokens
+from fsm_spec.executor.server.meter import Meter
+from fsm_spec.executor.server.metrics import Metrics
+from fsm_spec.executor.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    PolicyRequest,
+    TokenizeRequest,
+)
+from fsm_spec.executor.server.refusal import Refusal, error_content
+from fsm_spec.executor.server.served import Served
+from fsm_spec.executor.server.stream import EventStream, encode
+from fsm_spec.executor.server.validation import refusal_of
+from fsm_spec.executor.server.worker import Worker
+
+# Bodies above this are read into orders outside the event loop: tokenizing 64 kB takes some 10 ms.
+_SMALL_BODY = 16 * 1024
+ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {
+        "description": about,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    }
+    for code, about in {
+        400: "a parameter is refused, by name",
+        401: "the API key is missing or wrong",
+        404: "not served here",
+        413: "the body is too large",
+        429: "too much waits already; see Retry-After",
+        500: "the engine failed",
+        503: "the server is going down",
+        504: "the request took longer than its time limit",
+    }.items()
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+class Server:
+    """Hold the parts of a server; `app` is what uvicorn runs."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        settings = served.settings
+        self.meter = Meter(served.table, served.session.engine.backend)
+        served.session.engine.backend = self.meter
+        self.metrics = Metrics(served, self.meter)
+        queue = FairQueue(settings.max_queue, settings.max_queue_tokens)
+        self.worker = Worker(served.session, queue, self.metrics)
+        self.api = FastAPI(
+            title="fsm-spec serve",
+            version=metadata.version("fsm-spec"),
+            description="OpenAI-compatible server of a decode algorithm that is one table.",
+            lifespan=self._lifespan,
+            redoc_url=None,
+            docs_url=None,
+        )
+        self.guard = Guard(self.api, settings)
+        self.app: ASGIApp = self.guard
+        if settings.cors:
+            self.app = CORSMiddleware(
+                self.guard, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
+            )
+        _add_errors(self.api, self.metrics)
+        _add_generation(self)
+        _add_tokens(self)
+        _add_monitoring(self)
+        _add_machine(self)
+        _document(self.api, keyed=bool(settings.keys))
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        del app  # the protocol's
+        self.worker.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.worker.stop)
+
+
+def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encode(value), status, headers, media_type="application/json")
+
+
+def _add_errors(api: FastAPI, metrics: Metrics) -> None:
+    """Turn every way a request can fail into an error object."""
+
+    def refused(refusal: Refusal) -> Response:
+        metrics.rejected.labels(metrics.model, refusal.code or str(refusal.status)).inc()
+        return _json(refusal.content(), refusal.status, refusal.headers)
+
+    async def on_refusal(_: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)
+        return refused(error)
+
+    async def on_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return refused(refusal_of(error.errors()))
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, Refusal):  # raised while the body was read
+            return refused(error.__cause__)
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is nothing at {request.url.path}"
+        elif error.status_code == 405:
+            message = f"{request.method} is not allowed at {request.url.path}"
+        headers = dict(error.headers or {})
+        return _json(error_content(error.status_code, message), error.status_code, headers)
+
+    async def on_fault(_: Request, __: Exception) -> Response:
+        return _json(error_content(500, "the server failed; its log says more", code="internal_error"), 500)
+
+    api.add_exception_handler(Refusal, on_refusal)
+    api.add_exception_handler(RequestValidationError, on_invalid)
+    api.add_exception_handler(HTTPException, on_http)
+    api.add_exception_handler(Exception, on_fault)
+
+
+def _add_generation(server: Server) -> None:
+    """Add completions and chats."""
+    served, worker = server.served, server.worker
+
+    async def run(make: Any, body: Any, request: Request, kind: str) -> Response | EventStream:  # noqa: ANN401 -- two pairs of types
+        state = request.state
+        state.log = {"user": body.user, "client": state.client}
+        request_id = f"{kind}-{state.request_id}"
+        heavy = body.response_format is not None or getattr(body, "tools", None)
+        if heavy or len(await request.body()) > _SMALL_BODY:
+            order = await asyncio.to_thread(make, body, served, request_id, state.client)
+        else:
+            order = make(body, served, request_id, state.client)
+        state.log |= {"prompt_tokens": order.prompt_tokens, "choices": len(order.jobs)}
+        if served.settings.log_prompts:
+            state.log["prompts"] = [served.tokenizer.decode(job.prompt) for job in order.jobs]
+        return await answer(order, served, worker, request)
+
+    @server.api.post("/v1/completions", responses=ERRORS, response_model=None, tags=["generation"])
+    async def completions(body: CompletionRequest, request: Request) -> Response | EventStream:
+        """Continue a prompt, or several."""
+        return await run(completion_order, body, request, "cmpl")
+
+    @server.api.post("/v1/chat/completions", responses=ERRORS, response_model=None, tags=["generation"])
+    async def chat_completions(body: ChatRequest, request: Request) -> Response | EventStream:
+        """Give the next turn of a chat."""
+        return await run(chat_order, body, request, "chatcmpl")
+
+
+def _add_tokens(server: Server) -> None:
+    """Add models, tokenize and detokenize."""
+    served = server.served
+
+    @server.api.get("/v1/models", responses=ERRORS, tags=["models"])
+    async def models() -> Response:
+        """List the served names of the model."""
+        return _json({"object": "list", "data": [_card(served, name) for name in served.settings.names]})
+
+    @server.api.get("/v1/models/{model:path}", responses=ERRORS, tags=["models"])
+    async def model(model: str) -> Response:
+        """Describe the model under one of its names."""
+        served.require_model(model)
+        return _json(_card(served, model))
+
+    @server.api.post("/tokenize", responses=ERRORS, tags=["tokens"])
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """Give the tokens of a text or of a chat."""
+        served.require_model(body.model)
+        if body.messages is not None:
+            tokens = await asyncio.to_thread(chat_tokens, body.messages, served)
+        else:
+            encoded = served.tokenizer.encode
+            tokens = await asyncio.to_thread(encoded, body.prompt or "", special=body.add_special_tokens)
+        return _json({"count": len(tokens), "max_model_len": served.settings.max_model_len, "tokens": tokens})
+
+    @server.api.post("/detokenize", responses=ERRORS, tags=["tokens"])
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """Give the text of tokens."""
+        served.require_model(body.model)
+        require_tokens(body.tokens, served.config.vocab, "tokens")
+        return _json({"prompt": served.tokenizer.decode(body.tokens, skip_special=False)})
+
+
+def _card(served: Served, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "fsm-spec",
+        "root": served.name,
+        "max_model_len": served.settings.max_model_len,
+    }
+
+
+def _add_monitoring(server: Server) -> None:
+    """Add what monitors ask, and the status page."""
+    page = resources.files("fsm_spec.executor.server") / "page"
+
+    @server.api.get("/health", responses=ERRORS, tags=["monitoring"])
+    async def health() -> Response:
+        """Answer 200 while the engine can serve."""
+        if not server.worker.alive:
+            raise Refusal("the engine is not running", code="engine_down", status=503)
+        return _json({"status": "ok"})
+
+    @server.api.get("/ready", responses=ERRORS, tags=["monitoring"])
+    async def ready() -> Response:
+        """Answer 200 while new requests are taken."""
+        if server.guard.draining or not server.worker.alive:
+            raise Refusal("no new requests are taken", code="draining", status=503)
+        return _json({"status": "ready"})
+
+    @server.api.get("/metrics", tags=["monitoring"])
+    async def metrics() -> Response:
+        """Give metrics in Prometheus' form."""
+        return Response(server.metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    @server.api.get("/version", tags=["monitoring"])
+    async def version() -> Response:
+        """Give the version of the server."""
+        return _json({"version": metadata.version("fsm-spec")})
+
+    @server.api.get("/", include_in_schema=False)
+    async def status() -> Response:
+        """Give the status page."""
+        return Response((page / "status.html").read_bytes(), media_type="text/html")
+
+
+def _add_machine(server: Server) -> None:
+    """Add what shows and steers the state machine."""
+    served, worker = server.served, server.worker
+
+    @server.api.get("/v1/fsm", responses=ERRORS, tags=["state machine"])
+    async def describe() -> Response:
+        """Describe spec, model, pool and policy."""
+        return _json(machine.describe(served))
+
+    @server.api.get("/v1/fsm/diagram", responses=ERRORS, tags=["state machine"])
+    async def diagram() -> Response:
+        """Draw the state machine as SVG."""
+        return Response(machine.diagram(served), media_type="image/svg+xml")
+
+    @server.api.get("/v1/fsm/requests", responses=ERRORS, tags=["state machine"])
+    async def requests() -> Response:
+        """Say in which state every request is."""
+        return _json(await worker.call(lambda: machine.snapshot(served, worker, server.meter)))
+
+    @server.api.put("/v1/fsm/policy", responses=ERRORS, tags=["state machine"])
+    async def policy(body: PolicyRequest) -> Response:
+        """Put another scheduling policy in force, between two iterations."""
+        chosen = await worker.call(lambda: machine.switch_policy(served, body.policy))
+        return _json(chosen.model_dump())
+
+
+def _document(api: FastAPI, *, keyed: bool) -> None:
+    """Make the OpenAPI document say what is true: no 422, the error object, keys only where they are asked for."""
+
+    def document() -> dict[str, Any]:
+        if api.openapi_schema is None:
+            made = get_openapi(
+                title=api.title, version=api.version, description=api.description, routes=api.routes
+            )
+            schemas = made.setdefault("components", {}).setdefault("schemas", {})
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+            schemas["Error"] = _ERROR
+            if keyed:
+                made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            for path, operations in made["paths"].items():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+                    if keyed and path.startswith(("/v1/", "/tokenize", "/detokenize")):
+                        operation["security"] = [{"key": []}]
+            api.openapi_schema = made
+        return api.openapi_schema
+
+    api.openapi = document  # type: ignore[method-assign]

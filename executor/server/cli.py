@@ -1,0 +1,174 @@
+"""The command `fsm-spec serve`: its options; the work is in `command.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsm_spec.cli_spec import Settings, settings_of
+from fsm_spec.executor.cli import DEFAULT_MODEL, Dtype
+from fsm_spec.executor.threads import MOST_THREADS
+
+_LIMITS = "Limits"
+_MODEL = "Model and engine"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("serve")(serve)
+
+
+def serve(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped spec.")],
+    *,
+    model: Annotated[
+        str, typer.Option(help="A model folder, a GGUF file, or a fetched model.")
+    ] = DEFAULT_MODEL,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 for any free one.", min=0, max=65535)
+    ] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="FSM_SPEC_API_KEY", help="Key that clients must send; may be repeated. None: any passes."
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name of the model in requests; may be repeated.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of prompt and answer; the model's context by default.", min=1),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web origin that may call the server; may be repeated.")
+    ] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draft adapter in PEFT's layout; without one all rows run base weights.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    mask_id: Annotated[
+        int | None,
+        typer.Option(
+            help="Token on mask rows; the model's mask token, else its first unused special token.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    dtype: Annotated[
+        Dtype,
+        typer.Option(
+            help="Format of the weights; float32 keeps greedy and seeded answers the same in any batch.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = Dtype.float32,
+    settings: Settings = None,
+    policy: Annotated[
+        str, typer.Option(help="holdback, reserve, preempt, or a policy file.", rich_help_panel=_MODEL)
+    ] = "holdback",
+    max_running: Annotated[
+        int | None,
+        typer.Option(
+            help="Most requests in the engine; the policy's by default.", min=1, rich_help_panel=_MODEL
+        ),
+    ] = None,
+    pages: Annotated[
+        int | None,
+        typer.Option(
+            help="KV pages; by default a quarter of the free memory, 4 GiB at most.",
+            min=1,
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    page_size: Annotated[
+        int, typer.Option(help="Token slots a page.", min=1, max=4096, rich_help_panel=_MODEL)
+    ] = 16,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Threads of torch; by default OMP_NUM_THREADS, else as many as there are idle cores.",
+            min=1,
+            max=MOST_THREADS,
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    unproved: Annotated[
+        bool,
+        typer.Option(
+            "--unproved",
+            help="Serve a spec that the checker refutes or cannot decide.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = False,
+    max_queue: Annotated[
+        int, typer.Option(help="Most choices that wait; more get 429.", min=1, rich_help_panel=_LIMITS)
+    ] = 512,
+    max_queue_tokens: Annotated[
+        int, typer.Option(help="Most tokens, prompts and limits, that wait.", min=1, rich_help_panel=_LIMITS)
+    ] = 2**22,
+    max_body: Annotated[
+        int,
+        typer.Option(help="Most bytes of a request; larger ones get 413.", min=1024, rich_help_panel=_LIMITS),
+    ] = 4 * 2**20,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds a request may take in all.", min=0.001, rich_help_panel=_LIMITS),
+    ] = None,
+    stall: Annotated[
+        float,
+        typer.Option(
+            help="Seconds after which a client that reads nothing is let go.",
+            min=0.1,
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 120.0,
+    drain: Annotated[
+        float,
+        typer.Option(help="Seconds that running requests get after SIGTERM.", min=1, rich_help_panel=_LIMITS),
+    ] = 30.0,
+    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
+) -> None:
+    """Serve a model behind OpenAI's API, run by a spec's state machine."""
+    from fsm_spec.errors import UserError
+    from fsm_spec.executor.server.command import Serving, execute
+
+    if log_format not in ("text", "json"):
+        raise UserError(f"--log-format {log_format!r} is unknown; give text or json")
+    execute(
+        Serving(
+            spec=spec,
+            model=model,
+            host=host,
+            port=port,
+            adapter=adapter,
+            mask_id=mask_id,
+            dtype=dtype.value,
+            params=settings_of(settings),
+            policy=policy,
+            pages=pages,
+            page_size=page_size,
+            max_model_len=max_model_len,
+            max_running=max_running,
+            threads=threads,
+            unproved=unproved,
+            log_json=log_format == "json",
+        ),
+        {
+            "names": tuple(served_model_name or ()),
+            "keys": tuple(api_key or ()),
+            "max_body": max_body,
+            "max_queue": max_queue,
+            "max_queue_tokens": max_queue_tokens,
+            "timeout": timeout,
+            "stall": stall,
+            "drain": drain,
+            "cors": tuple(cors_origin or ()),
+            "log_prompts": log_prompts,
+        },
+    )

@@ -1,0 +1,201 @@
+"""What `fsm-spec serve` does: check the spec, load the model, size the pool, and run until told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsm_spec.check import PROVED, REFUTED, check
+from fsm_spec.compile import compile_table
+from fsm_spec.errors import UserError
+from fsm_spec.executor.command import progress_bar
+from fsm_spec.executor.threads import default_threads
+from fsm_spec.load import Loaded, load
+from fsm_spec.policy import Policy, Pool, load_policy, longest_pages
+from fsm_spec.table import Table
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from fsm_spec.executor.models.config import ModelConfig
+    from fsm_spec.executor.models.load import LoadedModel
+    from fsm_spec.executor.server.app import Server
+    from fsm_spec.executor.server.settings import Settings
+
+GIB = 2**30
+# Without --pages: so much of the free memory holds KV, and no more than that many bytes.
+_SHARE, _MOST_KV = 4, 4 * GIB
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Hold the options of one `serve` that are not the server's own `Settings`."""
+
+    spec: str
+    model: str
+    host: str
+    port: int
+    adapter: Path | None
+    mask_id: int | None
+    dtype: str
+    params: dict[str, int]
+    policy: str
+    pages: int | None
+    page_size: int
+    max_model_len: int | None
+    max_running: int | None
+    threads: int | None
+    unproved: bool
+    log_json: bool
+
+
+def execute(run: Serving, settings: dict[str, Any]) -> None:
+    """Serve until SIGTERM or SIGINT; what can be refused before the model loads is refused before."""
+    loaded = load(run.spec)
+    table = compile_table(loaded.spec, run.params, line_of=loaded.line_of)
+    if table.contract is None:
+        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+    policy = chosen_policy(run)
+    verdict = judge(loaded, run.params, unproved=run.unproved)
+    server = build(run, settings, loaded, table, policy, verdict)
+    _serve(server, run)
+
+
+def chosen_policy(run: Serving) -> Policy:
+    """Give the policy of the options; raises UserError for one under which a server could stand still."""
+    policy = load_policy(run.policy)
+    if policy.admit == "greedy":
+        raise UserError("the policy greedy lets requests block each other; use holdback, reserve or preempt")
+    if run.max_running is not None:
+        policy = policy.model_copy(update={"max_running": run.max_running})
+    return policy
+
+
+def judge(loaded: Loaded, params: dict[str, int], *, unproved: bool) -> str:
+    """Check a spec and give the verdict; raises UserError for one that is not proved, unless that is allowed."""
+    small = {name: min(value, loaded.spec.params[name].check) for name, value in params.items()}
+    found = check(compile_table(loaded.spec, small, check=True, line_of=loaded.line_of))
+    if found.verdict == PROVED or unproved:
+        return found.verdict
+    names = ", ".join(each.name for each in (found.refuted or found.properties[:1]))
+    what = f"is refuted: {names}" if found.verdict == REFUTED else "was not searched to its end"
+    raise UserError(
+        f"{loaded.spec.spec} {what}; see fsm-spec check {loaded.spec.spec}, or serve it with --unproved"
+    )
+
+
+def build(
+    run: Serving, settings: dict[str, Any], loaded: Loaded, table: Table, policy: Policy, verdict: str
+) -> Server:
+    """Load the model and put the server together."""
+    from fsm_spec.executor.generate import Session
+    from fsm_spec.executor.server.app import Server
+    from fsm_spec.executor.server.fingerprint import fingerprint
+    from fsm_spec.executor.server.served import Served
+    from fsm_spec.executor.server.settings import Settings
+
+    model = _load(run)
+    longest = min(run.max_model_len or model.config.context, model.config.context)
+    pool = _pool(run, table, model.config, longest)
+    session = Session(
+        table, model.transformer, model.tokenizer, pool=pool, policy=policy, mask_id=run.mask_id
+    )
+    facts = {"table": table.digest, "policy": policy.model_dump(), "mask_id": session.mask_id}
+    settings = {
+        **settings,
+        "names": settings["names"] or (model.name,),
+        "max_model_len": longest,
+        "fingerprint": fingerprint(model.transformer, model.folder, run.adapter, facts),
+    }
+    served = Served(session, loaded, Settings(**settings), verdict, int(time.time()))
+    return Server(served)
+
+
+def _load(run: Serving) -> LoadedModel:
+    import torch
+
+    from fsm_spec.executor.adapter import load_adapter
+    from fsm_spec.executor.models.load import load_model
+
+    torch.set_num_threads(default_threads() if run.threads is None else run.threads)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
+    with progress_bar() as progress:
+        model = load_model(run.model, dtype, progress)
+    if run.adapter is not None:
+        model.transformer.adapter = load_adapter(run.adapter, model.config, dtype)
+    return model
+
+
+def _pool(run: Serving, table: Table, config: ModelConfig, longest: int) -> Pool:
+    """Size the KV pool: what is given, else a share of the free memory, but at least one longest request."""
+    if run.pages is not None:
+        return Pool(run.pages, run.page_size)
+    least = longest_pages(table, Pool(0, run.page_size), longest - 1, 1)
+    bytes_a_page = run.page_size * config.layers * 2 * config.kv_heads * config.head_dim * 4
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return Pool(max(least, min(free // _SHARE, _MOST_KV) // bytes_a_page), run.page_size)
+
+
+def _serve(server: Server, run: Serving) -> None:
+    """Run uvicorn; on SIGTERM new requests are refused and running ones get the time to end."""
+    import uvicorn
+
+    from fsm_spec.executor.server import logs
+
+    settings: Settings = server.served.settings
+    logs.set_up(as_json=run.log_json)
+    config = uvicorn.Config(
+        server.app,
+        host=run.host,
+        port=run.port,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=max(1, int(settings.drain)),
+        server_header=False,
+    )
+
+    class Draining(uvicorn.Server):
+        """Tell the guard first, so that what comes on open connections is refused too."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ANN401 -- as overridden
+            if not server.guard.draining:
+                server.guard.draining = True
+                logs.log("draining", signal=signal.Signals(sig).name, running=len(server.worker.jobs))
+            super().handle_exit(sig, frame)
+
+        async def startup(self, sockets: Any = None) -> None:  # noqa: ANN401 -- as overridden
+            await super().startup(sockets)
+            if self.started:
+                _announce(server, self)
+
+    Draining(config).run()
+    if server.worker.fault is not None:
+        raise UserError(f"the engine failed: {server.worker.fault}; the log says more")
+
+
+def _announce(server: Server, running: uvicorn.Server) -> None:
+    """Say where the server listens, once it does."""
+    from fsm_spec.executor.server import logs
+
+    served = server.served
+    host, port = running.servers[0].sockets[0].getsockname()[:2]
+    place = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    pool = served.session.engine.pool
+    logs.log(
+        "serving",
+        url=f"{place}/v1",
+        spec=served.table.name,
+        verdict=served.verdict,
+        model=served.name,
+        context=served.settings.max_model_len,
+        pages=pool.pages,
+        page_size=pool.page_size,
+        fingerprint=served.settings.fingerprint,
+    )
+    sys.stderr.flush()

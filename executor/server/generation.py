@@ -1,0 +1,102 @@
+"""Run one order: hand its jobs to the engine, follow them, and answer whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fsm_spec.executor.server.answer import Choice, Writer
+from fsm_spec.executor.server.intake import Order
+from fsm_spec.executor.server.job import Delta
+from fsm_spec.executor.server.refusal import Refusal
+from fsm_spec.executor.server.served import Served
+from fsm_spec.executor.server.stream import DONE, EventStream, disconnected, encode, event
+from fsm_spec.executor.server.worker import Worker
+
+Answer = TypeVar("Answer")
+
+
+async def answer(order: Order, served: Served, worker: Worker, request: Request) -> Response | EventStream:
+    """Give the response to an order; raises Refusal where it cannot be taken now."""
+    worker.submit(order.jobs)
+    writer = Writer(order, served)
+    if order.stream:
+        # The first word decides between a stream and an error with a status of its own.
+        try:
+            first = await _unless_left(_next_of(writer.choices), request)
+        except BaseException:
+            worker.cancel(order.jobs)
+            raise
+        if first[1].error is not None:
+            worker.cancel(order.jobs)
+            raise first[1].error
+        events = _events(writer, first)
+        return EventStream(events, lambda: worker.cancel(order.jobs), served.settings.stall)
+    try:
+        await _unless_left(_finish(writer), request)
+    except BaseException:
+        worker.cancel(order.jobs)
+        raise
+    return Response(encode(writer.whole()), media_type="application/json")
+
+
+async def _finish(writer: Writer) -> None:
+    """Follow all choices to their ends; raises Refusal where one fails."""
+    for choice in writer.choices:
+        while choice.result is None:
+            delta = await choice.job.next()
+            if delta.error is not None:
+                raise delta.error
+            choice.add(delta)
+
+
+async def _next_of(choices: list[Choice]) -> tuple[Choice, Delta]:
+    """Wait for the first thing that comes for any of some choices."""
+    if len(choices) == 1:
+        return choices[0], await choices[0].job.next()
+    tasks = {asyncio.create_task(choice.job.wait()): choice for choice in choices}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    choice = tasks[next(iter(done))]
+    return choice, await choice.job.next()
+
+
+async def _events(writer: Writer, first: tuple[Choice, Delta]) -> AsyncGenerator[bytes]:
+    """Write the events of a stream: chunks as they come, errors in their place, and the closing."""
+    yield b"".join(map(event, writer.opening()))
+    open_choices = list(writer.choices)
+    choice, delta = first
+    while True:
+        if delta.error is not None:
+            yield event(delta.error.content()) + DONE
+            return
+        part = b"".join(map(event, writer.chunks(choice, delta)))
+        if delta.last:
+            open_choices.remove(choice)
+        if part:
+            yield part
+        if not open_choices:
+            break
+        choice, delta = await _next_of(open_choices)
+    yield b"".join(map(event, writer.closing())) + DONE
+
+
+async def _unless_left(work: Coroutine[Any, Any, Answer], request: Request) -> Answer:
+    """Do work as long as the client waits for it; raises Refusal once it has left, and drops the work."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Refusal("the client has left", status=499)
+        return task.result()
+    finally:
+        for each in (task, watch):
+            each.cancel()

@@ -1,0 +1,148 @@
+"""What stands in front of all routes: request ids, API keys, body limits, draining, the access log, and all errors."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fsm_spec.executor.server import logs
+from fsm_spec.executor.server.refusal import Refusal
+from fsm_spec.executor.server.settings import Settings
+from fsm_spec.executor.server.stream import encode
+
+# Routes that monitors and load balancers ask, and the page itself, which holds nothing.
+OPEN = ("/", "/health", "/ready", "/metrics", "/version", "/openapi.json", "/docs", "/page")
+_ID_LENGTH = 128
+
+
+class Guard:
+    """Wrap the application."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+        self.draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        await _Exchange(self, scope, receive, send).run()
+
+    def client_of(self, headers: Mapping[bytes, bytes], scope: Scope) -> str:
+        """Name whom a request is for: its key where keys are asked for, else its address; raises Refusal for 401."""
+        if not self.settings.keys:
+            return str((scope.get("client") or ("local", 0))[0])
+        kind, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        given = key.strip() if kind.casefold() == "bearer" else ""
+        matches = [
+            index
+            for index, own in enumerate(self.settings.keys)
+            if hmac.compare_digest(own.encode(), given.encode())
+        ]
+        if not matches:
+            raise Refusal(
+                "the API key is missing or wrong; send Authorization: Bearer KEY",
+                code="invalid_api_key",
+                status=401,
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return f"key {matches[0]}"
+
+
+class _Exchange:
+    """Hold one request and its answer."""
+
+    def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
+        self.guard = guard
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self.request_id = _request_id(self.headers)
+        self.status = 0
+        self.read = 0
+
+    async def run(self) -> None:
+        """Answer, whatever happens, and write the access log."""
+        begun = time.perf_counter()
+        state = self.scope.setdefault("state", {})
+        state["request_id"] = self.request_id
+        try:
+            self._admit(state)
+            # What GET gives, HEAD gives without the body, which the HTTP server leaves out by itself.
+            head = self.scope["method"] == "HEAD"
+            scope = {**self.scope, "method": "GET"} if head else self.scope
+            await self.guard.app(scope, self._receive, self._send)
+        except Refusal as refusal:
+            await self._refuse(refusal)
+        except Exception:  # noqa: BLE001 -- whatever it is, the client gets an error object
+            logs.LOGGER.exception("request failed", extra={"fields": {"request_id": self.request_id}})
+            await self._refuse(
+                Refusal("the server failed; its log says more", code="internal_error", status=500)
+            )
+        path = self.scope["path"]
+        if path not in {"/health", "/ready", "/metrics"}:
+            logs.log(
+                "request",
+                request_id=self.request_id,
+                method=self.scope["method"],
+                path=path,
+                status=self.status,
+                seconds=round(time.perf_counter() - begun, 4),
+                **state.get("log", {}),
+            )
+
+    def _admit(self, state: dict[str, object]) -> None:
+        path: str = self.scope["path"]
+        if path not in OPEN and not path.startswith("/page/"):
+            state["client"] = self.guard.client_of(self.headers, self.scope)
+            if self.guard.draining:
+                headers = {"Retry-After": "30", "Connection": "close"}
+                raise Refusal("the server is going down", code="draining", status=503, headers=headers)
+        declared = self.headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self.guard.settings.max_body:
+            raise self._too_large()
+
+    def _too_large(self) -> Refusal:
+        most = self.guard.settings.max_body
+        return Refusal(f"the body is larger than {most} bytes", code="request_too_large", status=413)
+
+    async def _receive(self) -> Message:
+        message = await self.receive()
+        if message["type"] == "http.request":
+            self.read += len(message.get("body", b""))
+            if self.read > self.guard.settings.max_body:
+                raise self._too_large()
+        return message
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            names = {name.lower() for name, _ in message["headers"]}
+            if b"x-request-id" not in names:
+                message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
+        await self.send(message)
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        """Send an error object, unless an answer has begun already."""
+        if self.status:
+            return
+        body = encode(refusal.content())
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers}
+        listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": refusal.status, "headers": listed})
+        is_head = self.scope["method"] == "HEAD"
+        await self.send({"type": "http.response.body", "body": b"" if is_head else body})
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    """Take the client's own id where it is harmless, else make one."""
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
+    harmless = given.isascii() and given.replace("-", "").replace("_", "").isalnum()
+    return given if harmless and len(given) <= _ID_LENGTH else secrets.token_hex(12)

@@ -1,0 +1,88 @@
+"""A job: one choice of one answer, from the queue through the engine to whoever writes the answer.
+
+The engine's thread appends to a job's outbox; the event loop takes all that has gathered at once. So a reader that is
+slow or gone never holds the engine up, and what waits for it is bounded by the tokens of its own request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from fsm_spec.executor.generate import Options, Result
+from fsm_spec.executor.logprobs import TokenLogprob
+from fsm_spec.executor.server.refusal import Refusal
+
+
+@dataclass
+class Delta:
+    """Hold what became certain since the last look; `result` is there once the job is at its end."""
+
+    text: str = ""
+    tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    result: Result | None = None
+    error: Refusal | None = None
+
+    @property
+    def last(self) -> bool:
+        """Tell whether nothing follows."""
+        return self.result is not None or self.error is not None
+
+    def add(self, later: Delta) -> None:
+        """Append what came later."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.logprobs += later.logprobs
+        self.prompt_logprobs += later.prompt_logprobs
+        self.result = later.result
+        self.error = later.error
+
+
+@dataclass(eq=False)
+class Job:
+    """Describe one choice: what to run, for whom, until when, and where its text goes; times by `perf_counter`.
+
+    `priority`: lower goes first. `number` is the engine's, once it has the job. Not `counted`: one that only scores its
+    prompt.
+    """
+
+    request_id: str
+    index: int
+    prompt: list[int]
+    limit: int
+    options: Options
+    client: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    counted: bool = True
+    arrived: float = 0.0
+    started: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    number: int | None = None
+    cancelled: bool = False
+    emitted: int = 0
+    _waiting: Delta | None = None
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def deliver(self, delta: Delta) -> None:
+        """Take what the engine gave; called in the event loop."""
+        if self._waiting is None:
+            self._waiting = delta
+        else:
+            self._waiting.add(delta)
+        self._ready.set()
+
+    async def wait(self) -> None:
+        """Wait until there is something to take."""
+        await self._ready.wait()
+
+    async def next(self) -> Delta:
+        """Wait for text, and take all there is."""
+        await self._ready.wait()
+        self._ready.clear()
+        delta, self._waiting = self._waiting, None
+        assert delta is not None, "a job is ready only when something was delivered"
+        return delta

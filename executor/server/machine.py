@@ -1,0 +1,106 @@
+"""`/v1/fsm`: the spec that runs, its diagram, requests as they walk through its states, and the policy in force."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fsm_spec.drawing import svg
+from fsm_spec.errors import FsmSpecError
+from fsm_spec.executor.server.meter import Meter
+from fsm_spec.executor.server.refusal import Refusal
+from fsm_spec.executor.server.served import Served
+from fsm_spec.executor.server.worker import Worker
+from fsm_spec.policy import ADMISSIONS, Policy, load_policy, shipped_policies
+
+# Seconds for which ways of requests are kept after somebody looked.
+_WATCHED = 10.0
+
+
+def describe(served: Served) -> dict[str, Any]:
+    """Describe the spec, model and policy that run."""
+    table, engine = served.table, served.session.engine
+    return {
+        "spec": table.name,
+        "about": served.loaded.spec.about.strip(),
+        "lossless": served.loaded.spec.lossless.claim if served.loaded.spec.lossless else None,
+        "verdict": served.verdict,
+        "digest": table.digest,
+        "params": dict(table.params),
+        "states": [
+            {"name": state.name, "phase": state.phase, "round": state.round} for state in table.states
+        ],
+        "model": served.name,
+        "system_fingerprint": served.settings.fingerprint,
+        "pool": engine.pool._asdict(),
+        "policy": engine.policy.model_dump(),
+        "policies": [*(name for name in ADMISSIONS if name != "greedy"), *shipped_policies()],
+    }
+
+
+def diagram(served: Served) -> str:
+    """Draw the state machine as SVG."""
+    return svg(served.table)
+
+
+def snapshot(served: Served, worker: Worker, meter: Meter) -> dict[str, Any]:
+    """Say where every request is; called in the engine's thread."""
+    meter.watched_until = time.monotonic() + _WATCHED
+    engine, table = served.session.engine, served.table
+    live = []
+    for slot in engine.live.tolist():
+        number = int(engine.requests[slot])
+        job = worker.jobs.get(number)
+        if job is None:
+            continue
+        request = served.session.request(number)
+        live.append(
+            {
+                "id": job.request_id,
+                "index": job.index,
+                "state": table.states[int(engine.columns["state"][slot])].name,
+                "columns": {
+                    name: int(values[slot]) for name, values in engine.columns.items() if name != "state"
+                },
+                "pages": int(engine.pages[slot]),
+                "path": list(meter.paths.get(number, ())),
+                "rounds": request.rounds,
+                "acceptance_length": request.emitted / request.rounds if request.rounds else None,
+                "seconds": round(time.perf_counter() - job.arrived, 3),
+            }
+        )
+    used = engine.used_pages
+    committed = int(engine.pool.pages_of(engine.columns["kv"][engine.live]).sum())
+    return {
+        "iterations": engine.iterations,
+        "live": live,
+        "preempted": len(engine.waiting),
+        "waiting": len(worker.queue),
+        "pages": {"committed": committed, "tentative": used - committed, "free": engine.pool.pages - used},
+        "policy": engine.policy.policy,
+    }
+
+
+def switch_policy(served: Served, wanted: str | dict[str, Any]) -> Policy:
+    """Put another policy in force; called in the engine's thread. Raises Refusal for one that cannot run here."""
+    # Names only: a path would let clients read the server's files.
+    known = (*ADMISSIONS, *shipped_policies())
+    if isinstance(wanted, str) and wanted not in known:
+        raise Refusal(f"no policy is called {wanted!r}; known: {', '.join(known)}", "policy", "invalid_value")
+    try:
+        policy = load_policy(wanted) if isinstance(wanted, str) else Policy.model_validate(wanted)
+    except (FsmSpecError, ValueError) as error:
+        raise Refusal(" ".join(str(error).split()), "policy", "invalid_value") from None
+    require_live(policy)
+    served.session.engine.policy = policy
+    return policy
+
+
+def require_live(policy: Policy) -> None:
+    """Refuse a policy under which requests can block each other for ever."""
+    if policy.admit == "greedy":
+        raise Refusal(
+            "the policy greedy lets requests block each other; use holdback, reserve or preempt",
+            "policy",
+            "invalid_value",
+        )

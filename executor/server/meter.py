@@ -1,0 +1,168 @@
+"""Counts of what the engine does, read off its own steps: a backend that passes everything on and counts.
+
+Only emitted tokens of live requests count: an accepted draft behind a stop token or the limit is none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsm_spec import life_cycle
+from fsm_spec.engine import Args, Backend, Launch
+from fsm_spec.expression import Const, Expr, total
+from fsm_spec.linear import simplify
+from fsm_spec.plan import OperatorPlan
+from fsm_spec.step import Columns, Step, evaluate
+from fsm_spec.table import END, Table
+
+# Transitions remembered of a request for those who watch.
+_PATH = 8
+PREFILLING = "prefill"
+
+
+@dataclass
+class Counts:
+    """Hold what was counted since the last look.
+
+    `transitions` by code, `rounds` by round state, `runs` emitted tokens of a round, `places` accepted drafts by place,
+    `phases` seconds by what ran together.
+    """
+
+    transitions: Counter[int] = field(default_factory=Counter)
+    rounds: Counter[str] = field(default_factory=Counter)
+    runs: Counter[int] = field(default_factory=Counter)
+    places: Counter[int] = field(default_factory=Counter)
+    phases: dict[str, float] = field(default_factory=dict)
+    judged: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    launches: int = 0
+
+
+class Meter:
+    """Stand between an engine and its backend and count; `paths` are kept while somebody watches."""
+
+    def __init__(self, table: Table, backend: Backend) -> None:
+        self.table = table
+        self.backend = backend
+        self.counts = Counts()
+        self.paths: dict[int, deque[str]] = {}
+        self.watched_until = 0.0
+        self._phases = {state.name: state.phase for state in table.states}
+        self._round = {state.name for state in table.states if state.round}
+        self._end = table.codes[END]
+        self._judges = {state.name: _judge(table, state.forward) for state in table.states}
+        self._lead = {row.index: self._leads(row.index) for row in table.rows}
+        self._args: dict[str, Args] = {}
+
+    def take(self) -> Counts:
+        """Give the counts since the last look."""
+        counts, self.counts = self.counts, Counts()
+        return counts
+
+    def launch(self, launch: Launch) -> list[Args]:
+        """Run a launch and count its time."""
+        begun = time.perf_counter()
+        results = self.backend.launch(launch)
+        seconds = time.perf_counter() - begun
+        phases = [self._phases[group.state] for group in launch.groups]
+        name = "+".join(dict.fromkeys([*phases, *([PREFILLING] if launch.chunks else [])]))
+        self.counts.phases[name] = self.counts.phases.get(name, 0.0) + seconds
+        self.counts.launches += 1
+        self._args = {group.state: args for group, args in zip(launch.groups, results, strict=True)}
+        return results
+
+    def stops(
+        self, event: str, requests: NDArray[np.int64], columns: Columns, args: Args
+    ) -> NDArray[np.int32]:
+        """Pass on."""
+        return self.backend.stops(event, requests, columns, args)
+
+    def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
+        """Follow a step, and count it."""
+        self.backend.settle(event, requests, before, done)
+        counts = self.counts
+        counts.transitions.update(done.transition.tolist())
+        if event == life_cycle.PREEMPT:
+            counts.preemptions += len(requests)
+        if event in self._phases and self.table.state(event).forward is not None:
+            self._count_rounds(before, done)
+            self._count_drafts(event, before, done)
+        if self.watched_until:
+            self._follow(event, requests, done)
+
+    def resize(self, request: int, pages: int) -> None:
+        """Pass on."""
+        self.backend.resize(request, pages)
+
+    def _count_rounds(self, before: Columns, done: Step) -> None:
+        """Count rounds where they begin, and runs of tokens where they are emitted."""
+        for code in before["state"].tolist():
+            state = self.table.states[code]
+            if state.round:
+                self.counts.rounds[state.name] += 1
+        self.counts.runs.update(count for count in done.emitted.tolist() if count)
+
+    def _count_drafts(self, event: str, before: Columns, done: Step) -> None:
+        judge = self._judges[event]
+        if judge is None:
+            return
+        count, rows = judge
+        args = self._args.get(event, {})
+        drafted = evaluate(self.table, rows, before, np) if not isinstance(rows, Const) else rows.value
+        each = np.broadcast_to(np.asarray(drafted) - 1, done.emitted.shape)
+        for index, accepted in enumerate(args[count].tolist()):
+            row = int(done.transition[index]) // 2
+            lead = self._lead[row]
+            kept = accepted if lead is None else min(accepted, max(0, int(done.emitted[index]) - lead))
+            self.counts.judged += int(each[index]) > 0
+            self.counts.drafted += int(each[index])
+            self.counts.accepted += kept
+            self.counts.places.update(range(kept))
+
+    def _leads(self, index: int) -> int | None:
+        """Give the tokens that a row emits before its accepted drafts; None where it emits none of them."""
+        row = self.table.rows[index]
+        judge = next((_operator(self.table, self.table.state(each).forward) for each in row.sources), None)
+        before = 0
+        for piece in row.emit:
+            if judge is not None and judge.drafts is not None and piece.name == judge.drafts.name:
+                return before
+            length = piece.length(Const(1))
+            before += length.value if isinstance(length, Const) else 0
+        return None
+
+    def _follow(self, event: str, requests: NDArray[np.int64], done: Step) -> None:
+        """Remember the way of each request, while somebody looks."""
+        if time.monotonic() > self.watched_until:
+            self.watched_until = 0.0
+            self.paths.clear()
+            return
+        for request, state in zip(requests.tolist(), done.columns["state"].tolist(), strict=True):
+            if state == self._end:
+                self.paths.pop(request, None)
+            else:
+                path = self.paths.setdefault(request, deque(maxlen=_PATH))
+                path.append(f"{event} → {self.table.states[state].name}")
+
+
+def _operator(table: Table, forward: str | None) -> OperatorPlan | None:
+    """Find the operator that judges drafts in a forward."""
+    if forward is None:
+        return None
+    return next((op for op in table.forwards[forward].operators if op.op == "accept"), None)
+
+
+def _judge(table: Table, forward: str | None) -> tuple[str, Expr] | None:
+    """Name the count of accepted drafts in a forward, and give the rows that judge them: one more than drafts."""
+    operator = _operator(table, forward)
+    if operator is None or forward is None:
+        return None
+    plan = table.forwards[forward]
+    return operator.out[0], simplify(total(plan.segment(name).count for name in operator.rows))

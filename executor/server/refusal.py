@@ -1,0 +1,55 @@
+"""Refusals: every error a client can cause is one OpenAI-shaped object that names the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fsm_spec.errors import FsmSpecError
+
+# The error types that OpenAI's clients know, by status.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "request_cancelled",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class Refusal(FsmSpecError):
+    """Refuse a request with a status, one sentence, the parameter it is about, and a code that programs read."""
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        *,
+        status: int = 400,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.status = status
+        self.headers = dict(headers or {})
+
+    def content(self) -> dict[str, Any]:
+        """Give the error object."""
+        return error_content(self.status, self.message, self.param, self.code)
+
+
+def error_content(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Lay out an error as OpenAI does."""
+    kind = _TYPES.get(status, "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

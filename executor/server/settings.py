@@ -1,0 +1,28 @@
+"""What a server is told at its start; the options of `fsm-spec serve` fill it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hold names and limits of a server; times in seconds.
+
+    `max_queue` and `max_queue_tokens` bound what waits in front of the engine (tokens: prompt plus limit).
+    `timeout` ends requests that take longer, `stall` connections whose client reads nothing for so long.
+    `keys` empty: any key passes. `drain` is how long running requests may go on after SIGTERM.
+    """
+
+    names: tuple[str, ...] = ("model",)
+    keys: tuple[str, ...] = ()
+    max_model_len: int = 4096
+    max_body: int = 4 * 2**20
+    max_queue: int = 512
+    max_queue_tokens: int = 2**22
+    timeout: float | None = None
+    stall: float = 120.0
+    drain: float = 30.0
+    cors: tuple[str, ...] = ()
+    log_prompts: bool = False
+    fingerprint: str = ""

@@ -1,0 +1,214 @@
+"""What a request asks of its text beyond sampling, under every spec: drafts change the speed, never the answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import openai
+import pytest
+from live_server import END, TOKENS, Running, Serve, texts
+
+from fsm_spec.load import shipped
+
+PROMPT = "hello hello hello hello"
+LONG: dict[str, Any] = {"ignore_eos": True}
+GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0}
+# Each asks for something that the laws of drafts and target must both take into account.
+WISHES: dict[str, dict[str, Any]] = {
+    "penalties": {"presence_penalty": 1.5, "frequency_penalty": 0.7, "max_tokens": 40, **LONG},
+    "repetition": {"repetition_penalty": 1.8, "max_tokens": 40, **LONG},
+    "bias": {"logit_bias": {"70": 8.5, "71": 8.2, "72": -100}, "max_tokens": 30, **LONG},
+    "min_tokens": {"min_tokens": 25, "max_tokens": 30, "logit_bias": {str(END): 100}},
+    "regex": {"response_format": {"type": "regex", "pattern": "(ab|cd){4,9}[0-9]{3}"}, "max_tokens": 60},
+    "stop ids": {"stop_token_ids": list(range(60, 66)), "max_tokens": 40},
+}
+WHOLE_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["ann", "bob"]}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def servers(serve: Serve, server: Running) -> Iterator[dict[str, Running]]:
+    """Return a server of each shipped spec."""
+    with ExitStack() as stack:
+        found = {name: stack.enter_context(serve(name, pages=400)) for name in shipped() if name != "ngram"}
+        yield {**found, "ngram": server}
+        for each in found.values():
+            each.settled()
+
+
+@pytest.fixture(params=sorted(set(shipped()) - {"ar"}))
+def spec(request: pytest.FixtureRequest) -> str:
+    """Return the name of a spec that drafts."""
+    return str(request.param)
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_greedy_answers_equal_plain_decoding(servers: dict[str, Running], spec: str, wish: str) -> None:
+    """Penalties, bias and grammar hold inside blocks as they do token by token."""
+    body = {**GREEDY, **WISHES[wish]}
+    plain, drafted = (servers[name].complete(**body) for name in ("ar", spec))
+    assert plain["choices"] == drafted["choices"]
+    assert plain["usage"] == drafted["usage"]
+    assert plain["usage"]["completion_tokens"] > 1
+
+
+def test_logprobs_are_the_targets(servers: dict[str, Running], spec: str) -> None:
+    """Each emitted token has its own, whatever row of a block vouched for it."""
+    body = {**GREEDY, **LONG, "max_tokens": 40, "logprobs": 3, "echo": True, "presence_penalty": 0.5}
+    plain, drafted = (servers[name].complete(**body)["choices"][0]["logprobs"] for name in ("ar", spec))
+    assert plain["tokens"] == drafted["tokens"]
+    assert plain["token_logprobs"][0] is None
+    assert plain["token_logprobs"][1:] == pytest.approx(drafted["token_logprobs"][1:], abs=1e-4)
+    for one, other in zip(plain["top_logprobs"][1:], drafted["top_logprobs"][1:], strict=True):
+        assert set(one) == set(other)
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_seeded_answers_with_controls_are_the_same_again(servers: dict[str, Running], spec: str) -> None:
+    """Sampling under a grammar and penalties is as repeatable as without."""
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": WHOLE_SCHEMA}}
+    body = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "max_tokens": 200, "presence_penalty": 0.3}
+    one, two = (servers[spec].complete(**body, response_format=schema) for _ in range(2))
+    assert one["choices"] == two["choices"]
+    found = json.loads(one["choices"][0]["text"])
+    assert found["name"] in {"ann", "bob"}
+    assert 1 <= found["age"] <= 99
+    assert one["choices"][0]["finish_reason"] == "stop"
+
+
+def test_regex_in_a_stream(server: Running) -> None:
+    """The form holds for the whole text, piece by piece."""
+    form = {"type": "regex", "pattern": "[a-f]{5} = [0-9]{4}"}
+    body = {"prompt": PROMPT, "temperature": 1.3, "max_tokens": 60, "response_format": form}
+    assert re.fullmatch(form["pattern"], texts(server.stream("/v1/completions", **body)))
+
+
+def test_min_tokens_holds_back_end_and_stops(server: Running) -> None:
+    """Before min_tokens neither the end token nor a stop string ends a text."""
+    bias = {str(END): 100}
+    assert server.complete(**GREEDY, logit_bias=bias)["usage"]["completion_tokens"] == 1
+    done = server.complete(**GREEDY, logit_bias=bias, min_tokens=7)
+    assert (done["usage"]["completion_tokens"], done["choices"][0]["finish_reason"]) == (8, "stop")
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_stop_strings_across_tokens_and_rounds(servers: dict[str, Running], spec: str, size: int) -> None:
+    """A stop string is found wherever rounds and chunks cut it; text, counts and logprobs end together."""
+    running = servers[spec]
+    whole = running.complete(**GREEDY, **LONG, max_tokens=40)["choices"][0]["text"]
+    stop = whole[12 : 12 + size]
+    expected = whole[: whole.index(stop)]
+    body = {**GREEDY, **LONG, "max_tokens": 40, "stop": [stop, "never"], "logprobs": 0}
+    done = running.complete(**body)
+    choice = done["choices"][0]
+    assert (expected, "stop", stop) == (choice["text"], choice["finish_reason"], choice["stop_reason"])
+    assert done["usage"]["completion_tokens"] == len(choice["logprobs"]["tokens"])
+    events = running.stream("/v1/completions", **body)
+    assert expected == texts(events)
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+    kept = running.complete(**body, include_stop_str_in_output=True)["choices"][0]["text"]
+    assert expected + stop == kept
+
+
+def test_a_stop_token_is_named_and_not_shown(server: Running) -> None:
+    """The reason tells a stop token from the model's own end; its text is shown only on request."""
+    token = TOKENS.index("x")
+    body = {**GREEDY, "logit_bias": {str(token): 100}, "stop_token_ids": [token], "max_tokens": 5}
+    choice = server.complete(**body)["choices"][0]
+    assert ("", "stop", token) == (choice["text"], choice["finish_reason"], choice["stop_reason"])
+    assert server.complete(**body, include_stop_str_in_output=True)["choices"][0]["text"] == "x"
+
+
+def test_characters_are_never_cut(server: Running) -> None:
+    """Bytes of one character come in several tokens; no piece of a stream holds half of it."""
+    form = {"type": "regex", "pattern": "(🙂|世|é){8}"}
+    body = {"prompt": "🙂", "temperature": 1.0, "seed": 3, "max_tokens": 60, "response_format": form}
+    events = server.stream("/v1/completions", **body, logprobs=0)
+    assert re.fullmatch(form["pattern"], texts(events))
+    assert not any("\ufffd" in choice["text"] for event in events for choice in event["choices"])
+    chat = server.chat(
+        messages=[{"role": "user", "content": "x"}],
+        logprobs=True,
+        **{key: value for key, value in body.items() if key != "prompt"},
+    )["choices"][0]
+    said = bytes(byte for each in chat["logprobs"]["content"] for byte in each["bytes"])
+    assert said.decode().startswith(chat["message"]["content"])
+
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Do {name}.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "time")
+]
+
+
+def test_forced_tool_calls(server: Running) -> None:
+    """A required call is one of the tools, a named one is that tool; both with arguments of its schema."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+    given: dict[str, Any] = {
+        "model": "tiny",
+        "tools": TOOLS,
+        "max_tokens": 200,
+        "temperature": 1.0,
+        "seed": 1,
+    }
+    messages: list[Any] = [{"role": "user", "content": "Weather?"}]
+    choice = client.chat.completions.create(messages=messages, tool_choice="required", **given).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls is not None
+    call: Any = choice.message.tool_calls[0]
+    assert call.function.name in {"weather", "time"}
+    assert json.loads(call.function.arguments)["city"] in {"Paris", "Rome"}
+    named: Any = {"type": "function", "function": {"name": "time"}}
+    chunks = list(client.chat.completions.create(messages=messages, tool_choice=named, stream=True, **given))
+    parts: list[Any] = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or []]
+    assert [part.function.name for part in parts if part.function.name] == ["time"]
+    assert json.loads("".join(part.function.arguments for part in parts))["city"] in {"Paris", "Rome"}
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert texts([chunk.to_dict() for chunk in chunks]) == ""
+    # The call goes back with its result, as agents do.
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    again = [*messages, choice.message.to_dict(), answer]
+    assert client.chat.completions.create(messages=again, **given).choices[0].message
+
+
+def test_tools_that_cannot_be_called_are_refused(server: Running) -> None:
+    """A tool that nobody gave, and arguments that are no schema, are refused by name."""
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
+    choice = {"type": "function", "function": {"name": "other"}}
+    refused = server.post("/v1/chat/completions", **body, tool_choice=choice)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+    broken = [{"type": "function", "function": {"name": "a", "parameters": {"type": 5}}}]
+    refused = server.post("/v1/chat/completions", **{**body, "tools": broken}, tool_choice="required")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+
+
+def test_unknown_grammars_are_refused(server: Running) -> None:
+    """What the library cannot compile is a 400 with its reason."""
+    for schema in ({"type": 5}, {"$ref": "#/none"}):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        refused = server.post("/v1/completions", prompt="a", response_format=form)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
+    refused = server.post(
+        "/v1/completions", prompt="a", response_format={"type": "json_object"}, ignore_eos=True
+    )
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "ignore_eos")
