@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
 from fsm_spec.engine import Args, Backend, Launch
-from fsm_spec.expression import Const, Expr, total
-from fsm_spec.linear import simplify
+from fsm_spec.expression import Const
 from fsm_spec.plan import OperatorPlan
 from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import END, Table
@@ -101,6 +100,13 @@ class Meter:
         """Pass on."""
         self.backend.resize(request, pages)
 
+    def use(self, table: Table) -> None:
+        """Count under the table of the tier that the scheduler chose: it has the same states and rows."""
+        self.backend.use(table)
+        self.table = table
+        self._judges = {state.name: _judge(table, state.forward) for state in table.states}
+        self._lead = {row.index: self._leads(row.index) for row in table.rows}
+
     def _count_rounds(self, before: Columns, done: Step) -> None:
         """Count rounds where they begin, and runs of tokens where they are emitted."""
         for code in before["state"].tolist():
@@ -113,11 +119,11 @@ class Meter:
         judge = self._judges[event]
         if judge is None:
             return
-        count, rows = judge
+        count = judge.counts[0]
         args = self._args.get(event, {})
-        drafted = evaluate(self.table, rows, before, np) if not isinstance(rows, Const) else rows.value
-        each = np.broadcast_to(np.asarray(drafted) - 1, done.emitted.shape)
-        for index, accepted in enumerate(args[count].tolist()):
+        drafted = evaluate(self.table, count.most, before, np)
+        each = np.broadcast_to(np.asarray(drafted), done.emitted.shape)
+        for index, accepted in enumerate(args[count.name].tolist()):
             row = int(done.transition[index]) // 2
             lead = self._lead[row]
             kept = accepted if lead is None else min(accepted, max(0, int(done.emitted[index]) - lead))
@@ -129,10 +135,13 @@ class Meter:
     def _leads(self, index: int) -> int | None:
         """Give the tokens that a row emits before its accepted drafts; None where it emits none of them."""
         row = self.table.rows[index]
-        judge = next((_operator(self.table, self.table.state(each).forward) for each in row.sources), None)
-        before = 0
+        judge = next((_judge(self.table, self.table.state(each).forward) for each in row.sources), None)
+        if judge is None:
+            return None
+        # A walk's run starts with the root, which is no draft.
+        drafts, before = (judge.drafts.name, 0) if judge.drafts is not None else (judge.out[2], 1)
         for piece in row.emit:
-            if judge is not None and judge.drafts is not None and piece.name == judge.drafts.name:
+            if piece.name == drafts:
                 return before
             length = piece.length(Const(1))
             before += length.value if isinstance(length, Const) else 0
@@ -152,17 +161,8 @@ class Meter:
                 path.append(f"{event} → {self.table.states[state].name}")
 
 
-def _operator(table: Table, forward: str | None) -> OperatorPlan | None:
-    """Find the operator that judges drafts in a forward."""
+def _judge(table: Table, forward: str | None) -> OperatorPlan | None:
+    """Find the operator that judges drafts in a forward; its first count tells how many stand."""
     if forward is None:
         return None
-    return next((op for op in table.forwards[forward].operators if op.op == "accept"), None)
-
-
-def _judge(table: Table, forward: str | None) -> tuple[str, Expr] | None:
-    """Name the count of accepted drafts in a forward, and give the rows that judge them: one more than drafts."""
-    operator = _operator(table, forward)
-    if operator is None or forward is None:
-        return None
-    plan = table.forwards[forward]
-    return operator.out[0], simplify(total(plan.segment(name).count for name in operator.rows))
+    return next((op for op in table.forwards[forward].operators if op.op in ("accept", "walk")), None)

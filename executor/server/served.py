@@ -129,4 +129,4 @@ class Served:
 
     def _refuse_impossible(self, prompt: int, limit: int) -> None:
         engine = self.session.engine
-        refuse_impossible(self.table, engine.pool, prompt, limit, engine.policy.lag)
+        refuse_impossible(self.table, engine.pool, prompt, limit, engine.policy)

@@ -119,11 +119,15 @@ class Run:
         live = self.engine.live.tolist()
         columns = tuple(int(values[slot]) for values in self.engine.columns.values() for slot in live)
         slots, cache, carries = self.committed(), self.runner.cache, self.runner.carries
-        held = [*carries.tokens.values(), *(law.numpy() for laws in carries.laws.values() for law in laws.values())]
+        held = [
+            *carries.tokens.values(),
+            *(law.numpy() for laws in carries.laws.values() for law in laws.values()),
+        ]
         held += [tree.tokens.numpy() for trees in carries.trees.values() for tree in trees.values()]
         held += [tree.parents.numpy() for trees in carries.trees.values() for tree in trees.values()]
         kv = tuple(values[slots].numpy().tobytes() for values in (cache.tokens, cache.positions, cache.gates))
-        return (tuple(self.request.output), columns, tuple(values.tobytes() for values in held), kv, self.engine.iterations)
+        carried = tuple(values.tobytes() for values in held)
+        return tuple(self.request.output), columns, carried, kv, self.engine.iterations
 
 
 def output_law(start: Run) -> dict[Tokens, float]:
