@@ -215,12 +215,17 @@ class _Emitter:
         return text
 
 
+_NEVER: Final = Const(0, boolean=True)
+
+
 class _Source:
     """Write the text of `step` for one event of one table."""
 
     def __init__(self, table: Table, event: str) -> None:
         self.table = table
-        self.rows: tuple[Row, ...] = table.rows_of(event)
+        rows = table.rows_of(event)
+        # A guard over parameters alone is decided by now.
+        self.rows: tuple[Row, ...] = tuple(row for row in rows if row.guard != _NEVER) or rows
         self.plan = table.events[event]
         if self.plan.ignored:
             # An ignored event changes nothing and takes no transition.
