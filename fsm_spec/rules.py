@@ -105,7 +105,9 @@ def _local_names(name: str, forward: Forward, first: Mapping[str, str]) -> Itera
 
 
 def _taken(name: str, path: Path, first: Mapping[str, str]) -> Iterator[Violation]:
-    if name in RESERVED:
+    if name in LIFE_CYCLE_STATES and path[0] != "states":
+        yield path, f"{quoted(name)} is a state of the life cycle; choose another name"
+    elif name in RESERVED:
         yield path, f"{quoted(name)} is a word of the language; choose another name"
     elif name in first:
         yield path, f"{quoted(name)} is already {first[name]}; choose another name"
