@@ -18,6 +18,7 @@ from fsm_spec.counterexample import Counterexample, explain
 from fsm_spec.errors import UserError
 from fsm_spec.exploration import Exploration, Limits
 from fsm_spec.interleaving import Interleaving
+from fsm_spec.packed_rounds import RoundsPacking
 from fsm_spec.policy import Policy, Pool, block_rows, load_policy, longest_pages
 from fsm_spec.tiers import tiers_of
 
@@ -130,6 +131,8 @@ class Checked:
     bounds: dict[str, Any]
     searches: tuple[Searched, ...]
     properties: tuple[Decided, ...]
+    # What is no fault, and worth a look: pages reserved that no outcome needs.
+    notes: tuple[str, ...] = ()
 
     @property
     def refuted(self) -> tuple[Decided, ...]:
@@ -166,6 +169,7 @@ class Checked:
             "compile_seconds": round(sum(each.compile_seconds for each in self.searches), 6),
             "searches": [_rounded(vars(searched)) for searched in self.searches],
             "properties": [decided.content() for decided in self.properties],
+            "notes": list(self.notes),
         }
 
 
@@ -197,8 +201,31 @@ def check(table: Table, bounds: Bounds | None = None, tick: Callable[[str], None
     verdicts = {each.verdict for each in decided}
     verdict = REFUTED if REFUTED in verdicts else UNDETERMINED if UNDETERMINED in verdicts else PROVED
     return Checked(
-        table, verdict, _told(table, composed, bounds), tuple(_searched(each) for each in explored), decided
+        table,
+        verdict,
+        _told(table, composed, bounds),
+        tuple(_searched(each) for each in explored),
+        decided,
+        tuple(_reserves(explored)),
     )
+
+
+def _reserves(explored: Sequence[Exploration]) -> Iterator[str]:
+    """Tell of rounds that reserve more slots than any of their outcomes uses."""
+    uses: dict[tuple[int | None, str], int] = {}
+    peaks: dict[tuple[int | None, str], int] = {}
+    for each in explored:
+        if isinstance(each.packing, RoundsPacking):
+            for (size, state), used in each.packing.uses.items():
+                uses[size, state] = max(used, uses.get((size, state), 0))
+                peaks[size, state] = each.packing.tiers.of_size(size).state(state).peak
+    for key, used in uses.items():
+        if used < peaks[key]:
+            told = "" if key[0] is None else f" of size {key[0]}"
+            yield (
+                f"a round from {key[1]}{told} reserves {peaks[key]} slots above kv, and no outcome uses more than "
+                f"{used}: pages are held for nothing"
+            )
 
 
 def limits_of(table: Table, requests: int) -> tuple[int, ...]:

@@ -191,8 +191,11 @@ def _steps(composed: Composition | Interleaving, path: list[State], moves: list[
     for number, (state, move) in enumerate(zip(path, moves, strict=False), start=1):
         owned = [entry.pages if entry else 0 for entry in state]
         for request, events, (before, during, after) in move.parts:
-            if not events:
+            if not events and not move.by_scheduler:
                 steps.append(_arrival(composed.automaton, number, move, request, sum(owned)))
+            if not events:
+                # Nothing happens to a request whose end a late host sees now, but that its pages return.
+                owned[request] = after
             for index, event in enumerate(events):
                 pages = (before if index == 0 else during, after if index == len(events) - 1 else during)
                 owned[request] = pages[1]

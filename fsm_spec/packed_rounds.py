@@ -101,6 +101,8 @@ class RoundsPacking:
         self.sentences = sentences_of(self.table)
         self.shows = list(self.table.sometimes)
         self._options = _Options()
+        # By state of a table, the most slots above kv that a round from there has used.
+        self.uses: dict[tuple[int | None, str], int] = {}
         self.model = self._model([self._code(values) for values in arrivals], symmetry=symmetry, abort=abort)
 
     def _code(self, values: Values, seen: Values = ()) -> int:
@@ -206,6 +208,12 @@ class RoundsPacking:
         target = LOST if way.lost else self._code(way.after)
         return {"aborted": target, "abort_faults": bits_of(way.broken, self.sentences)}
 
+    def _note_uses(self, automaton: Automaton, values: Values, ways: Sequence[Way]) -> None:
+        """Note the slots that the outcomes of a round use, to tell a peak that none of them needs."""
+        kv = automaton.columns(values)["kv"]
+        key = self.tiers.size(automaton.table), automaton.state_of(values)
+        self.uses[key] = max(self.uses.get(key, 0), *(way.used - kv for way in ways))
+
     def _local(self, automaton: Automaton, code: int) -> tuple[Local, list[int], list[int]]:
         """Give the facts of a local state under a size, and its lists of options by tokens prefilled.
 
@@ -245,5 +253,7 @@ class RoundsPacking:
         need = int(pool.pages_of(columns["kv"] + headroom(table, self.policy)[visible[0]]))
         rows = int(block_rows(table)[visible[0]])
         if not view.done(values):
-            going = [self._list(view.rounds(values, automaton.round(values)))]
+            ways = automaton.round(values)
+            self._note_uses(automaton, values, ways)
+            going = [self._list(view.rounds(values, ways))]
         return Local(RUNNING, longest, need=need, rows=rows, sees=self._code(values)), going, preempt

@@ -15,6 +15,7 @@ from fsm_spec.errors import TraceDivergence, UnhandledEvent, UserError
 from fsm_spec.load import load, loads
 from fsm_spec.oracle import oracle
 from fsm_spec.policy import Policy
+from fsm_spec.retrace import retrace
 from fsm_spec.show import columns
 from fsm_spec.tiers import tiers_of
 
@@ -94,14 +95,28 @@ def replay(data: Mapping[str, Any], name: str, spec: str | None = None) -> Repla
     try:
         table = _table(data, name, spec)
         follow = _Steps(tiers_of(table, Policy.model_validate(data["policy"])), name)
-        steps = tuple(follow.take(number, each) for number, each in enumerate(data["steps"], 1))
-        pages = int(data["pool"]["pages"])
-        texts = (str(data["property"]), str(data["setting"]))
-        return ReplayedSteps(
-            table.name, table.digest, *texts, steps, pages, data["why"], tuple(data["reasons"])
-        )
+        for number, each in enumerate(data["steps"], 1):
+            follow.take(number, each)
+        example = retrace(table, data, name)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise UserError(f"{name}: the counterexample lacks or garbles {error}") from None
+        raise UserError(f"{name}: the counterexample {_garbled(error)}") from None
+    return ReplayedSteps(
+        table.name,
+        table.digest,
+        example.name,
+        str(example.setting),
+        example.steps,
+        example.setting.pool.pages,
+        example.why,
+        example.reasons,
+    )
+
+
+def _garbled(error: Exception) -> str:
+    """Say what is wrong with a file that is no counterexample any more, in words."""
+    if isinstance(error, KeyError) and isinstance(error.args[0], str):
+        return f"has no {error.args[0]!r}; it is cut or damaged"
+    return "is damaged: a value in it is not of the kind that the checker writes"
 
 
 def _table(data: Mapping[str, Any], name: str, spec: str | None) -> Table:
@@ -126,7 +141,7 @@ class _Steps:
         self.name = name
         self._columns: dict[int, dict[str, int]] = {}
 
-    def take(self, number: int, step: Mapping[str, Any]) -> StepShown:
+    def take(self, number: int, step: Mapping[str, Any]) -> None:
         """Verify a step."""
         where = f"{self.name}: step {number}"
         request, event, args = step["request"], step["event"], step["args"]
@@ -136,7 +151,7 @@ class _Steps:
             before = after = self.table.new_request(args["prompt"], args["limit"])
             transition = NO_ROW
         else:
-            before = self._before(request)
+            before = self._before(request, where)
             transition, after = self._outcome(before, event, args)
         if transition != step["transition"] or after != step["columns"]:
             told = ", ".join(f"{key} = {value}" for key, value in after.items())
@@ -145,12 +160,12 @@ class _Steps:
                 f"transition {step['transition']}"
             )
         self._columns[request] = after
-        fields = {**step, "changes": {key: tuple(both) for key, both in step["changes"].items()}}
-        return StepShown(**{**fields, "pages": tuple(step["pages"])})
 
-    def _before(self, request: int) -> dict[str, int]:
+    def _before(self, request: int, where: str) -> dict[str, int]:
         if request not in self._columns and self.table.contract is None:
             return self.table.new_abstract_request()
+        if request not in self._columns:
+            raise TraceDivergence(f"{where}: request {request} has not arrived before it")
         return self._columns[request]
 
     def _outcome(

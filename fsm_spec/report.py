@@ -129,6 +129,8 @@ def _print_whole(console: Console, result: Checked) -> None:
     for decided in result.properties:
         word = (f"{decided.verdict:<13}", _STYLES[decided.verdict])
         console.print(Text.assemble("  ", word, f"{decided.kind:<11} {decided.name}"))
+    for note in result.notes:
+        console.print(f"  note         {note}", style="yellow", markup=False)
     given_up = [searched for searched in result.searches if not searched.complete]
     if given_up and result.verdict == check.UNDETERMINED:
         covered = min(searched.depth for searched in given_up)

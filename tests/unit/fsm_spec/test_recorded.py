@@ -72,12 +72,47 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], type[FsmSpecError],
     "no steps": (
         lambda data: data.pop("steps"),
         UserError,
-        "found.json: the counterexample lacks or garbles 'steps'",
+        "found.json: the counterexample has no 'steps'; it is cut or damaged",
     ),
     "a step before its arrival": (
         lambda data: data.update(steps=data["steps"][3:]),
+        TraceDivergence,
+        "found.json: step 1: request 0 has not arrived before it",
+    ),
+    "another property": (
+        lambda data: data.update(property="pages are never over-committed: free + held = pool"),
+        TraceDivergence,
+        "found.json: these steps do not break 'pages are never over-committed: free + held = pool'",
+    ),
+    "a property that nobody has": (
+        lambda data: data.update(property="every reqest reaches end"),
         UserError,
-        "found.json: the counterexample lacks or garbles 0",
+        "has no property 'every reqest reaches end'; did you mean \"every request reaches end\"?",
+    ),
+    "another pool": (
+        lambda data: data["pool"].update(pages=60),
+        TraceDivergence,
+        "found.json: these steps do not break 'every request reaches end'",
+    ),
+    "another policy": (
+        lambda data: data["policy"].update(admit="reserve"),
+        TraceDivergence,
+        "found.json: the move 3 is none that 2 requests, policy greedy, 6 pages of 2 slots can make",
+    ),
+    "another reason": (
+        lambda data: data.update(reasons=["it is Monday"]),
+        TraceDivergence,
+        "found.json: reasons is ['it is Monday'] in the file, and ",
+    ),
+    "a move left out": (
+        lambda data: [step.update(move=step["move"] + 1) for step in data["steps"][-2:]],
+        TraceDivergence,
+        "found.json: the move",
+    ),
+    "another kind of value": (
+        lambda data: data.update(pool=[6, 2]),
+        UserError,
+        "found.json: the counterexample is damaged: a value in it is not of the kind",
     ),
     "other parameters": (
         lambda data: data["params"].update(b=3),
