@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -34,10 +35,12 @@ print("not reached")
 """
 
 
-def test_compiled_code_is_interrupted() -> None:
+def test_compiled_code_is_interrupted(tmp_path: Path) -> None:
     """A search would otherwise go on for minutes, or end without a word."""
+    file = tmp_path / "spin.py"
+    file.write_text(CODE)
     done = subprocess.run(
-        [sys.executable, "-P", "-c", CODE], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-P", str(file)], capture_output=True, text=True, check=False, timeout=120
     )
     assert (130, "told\n") == (done.returncode, done.stdout), done.stderr
 
