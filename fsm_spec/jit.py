@@ -32,11 +32,14 @@ _DIGEST: Final = _digest()
 
 
 def jit(**options: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - numba's functions have no type
-    """Give a decorator that compiles a function; `options` are numba's."""
+    """Give a decorator that compiles a function; `options` are numba's.
+
+    What runs lets other threads run, so that an interrupt is heard (`interrupt.py`).
+    """
 
     def decorate(function: Any) -> Any:  # noqa: ANN401 - see above
         function.__qualname__ = f"{function.__qualname__}_{_DIGEST}"
-        return numba.njit(cache=True, **options)(function)
+        return numba.njit(cache=True, nogil=True, **options)(function)
 
     return decorate
 

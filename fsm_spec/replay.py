@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, TraceDivergence, UnhandledEvent, UserError
+from fsm_spec.findings import path_text
 from fsm_spec.load import loads
 from fsm_spec.oracle import oracle
 from fsm_spec.policy import Policy, Pool, fill_slots
+from fsm_spec.sentence import describe
 from fsm_spec.table import END, WAIT
 from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import STEP_FIELDS, VERSION
+from fsm_spec.trace_records import fault_of, fault_of_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -49,7 +54,7 @@ def read_trace(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     f"{path}:{number}: this line is no JSON record ({error}); the trace is cut or damaged"
                 ) from None
             if not isinstance(record, dict):
-                raise UserError(f"{path}:{number}: a record is a JSON object, not {type(record).__name__}")
+                raise UserError(f"{path}:{number}: a record is a JSON object, not {describe(record)}")
             yield number, record
 
 
@@ -64,13 +69,16 @@ def replay_records(records: Iterable[tuple[int, Mapping[str, Any]]], name: str =
     number, head = next(stream, (0, {}))
     if head.get("trace") != VERSION:
         raise UserError(f"{name}: the first line is no trace header of version {VERSION}; is this a trace?")
-    try:
-        table, policy, pool = table_of(head, name)
-        state = _Replay(tiers_of(table, policy), pool, name)
-        for number, record in stream:
-            state.take(number, record)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{name}:{number}: the record lacks or garbles {error}") from None
+    fault = fault_of_header(head)
+    if fault:
+        raise UserError(f"{name}:{number}: {fault}; the header is cut or damaged")
+    table, policy, pool = table_of(head, name)
+    state = _Replay(tiers_of(table, policy), pool, name)
+    for number, record in stream:
+        fault = fault_of(record)
+        if fault:
+            raise UserError(f"{name}:{number}: {fault}; the record is cut or damaged")
+        state.take(number, record)
     return state.result(str(head.get("source", "")))
 
 
@@ -83,7 +91,15 @@ def table_of(head: Mapping[str, Any], name: str = "<trace>") -> tuple[Table, Pol
         raise TraceDivergence(
             f"{name}:1: the header's spec has digest {ours}, the trace was written under {theirs}"
         )
-    return table, Policy.model_validate(head["policy"]), Pool(**head["pool"])
+    try:
+        policy = Policy.model_validate(head["policy"])
+    except ValidationError as error:
+        (fault, *_) = error.errors()
+        raise UserError(
+            f"{name}:1: the policy of the header has a faulty {path_text(fault['loc'])}; "
+            f"is the trace of another version?"
+        ) from None
+    return table, policy, Pool(**head["pool"])
 
 
 class _Replay:
@@ -98,8 +114,14 @@ class _Replay:
         self.columns: dict[int, dict[str, int]] = {}
         self.pages: dict[int, int] = {}
         self.steps = 0
+        self.round = 0
 
     def take(self, number: int, record: Mapping[str, Any]) -> None:
+        if record["round"] < self.round:
+            raise TraceDivergence(
+                f"{self.name}:{number}: round {record['round']} stands behind round {self.round}; rounds go up"
+            )
+        self.round = record["round"]
         if "arrive" in record:
             request = record["arrive"]
             if request in self.columns:
@@ -116,6 +138,10 @@ class _Replay:
         running = sum(self.table.states[columns["state"]].round for columns in self.columns.values())
         self.table = self.tiers.table(running)
         size, told = self.tiers.size(self.table), decisions.get("tier")
+        if told is not None and size is None:
+            raise TraceDivergence(
+                f"{self.name}:{number}: the plan has the size {told}, and the policy no tiers"
+            )
         if told != size:
             raise TraceDivergence(
                 f"{self.name}:{number}: the plan runs {self.tiers.param} = {told} where the policy's tiers give {size} "
@@ -124,6 +150,13 @@ class _Replay:
 
     def _check_plan(self, number: int, decisions: Mapping[str, Any]) -> None:
         """Hold the plan to the pool: distinct pages handed out never exceed it."""
+        named = [*decisions["preempt"], *decisions["run"], *decisions["blocked"]]
+        named += [request for each in ("pages", "chunks", "admit") for request, *_ in decisions[each]]
+        strangers = [request for request in named if request not in self.columns]
+        if strangers:
+            raise TraceDivergence(
+                f"{self.name}:{number}: the plan names request {strangers[0]}, which has not arrived"
+            )
         for request in decisions["preempt"]:
             self.pages[request] = 0
         for request, pages in decisions["pages"]:
@@ -146,7 +179,9 @@ class _Replay:
         state = self.table.states[before["state"]].name
         try:
             outcome = oracle(self.table, before, event, args)
-        except (UnhandledEvent, KeyError) as error:
+        except KeyError as error:
+            raise TraceDivergence(f"{where}: request {request}: {event} has no argument {error}") from None
+        except UnhandledEvent as error:
             raise TraceDivergence(f"{where}: request {request}: {error}") from None
         if outcome.transition != transition:
             raise TraceDivergence(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +17,7 @@ from fsm_spec import check, junit, pytest_case, recorded, report, sequence
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.findings import SpecFindings, nearest
+from fsm_spec.interrupt import interruptible
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import load_policy
 from fsm_spec.screen import Screen
@@ -102,14 +101,14 @@ def execute(
     loaded = {name: _load(name) for name in dict.fromkeys(names)}
     settings = _named(settings, [found.spec for found in loaded.values() if isinstance(found, Loaded)])
     reports = reports or Reports()
-    answers = [
-        _expected(_answer(name, found, settings, bounds), bounds, chances, limit)
-        for name, found in loaded.items()
-    ]
+    answers: list[Answer] = []
+    with interruptible(lambda: _interrupted(answers, list(loaded), as_json=as_json)):
+        for name, found in loaded.items():
+            answers.append(_expected(_answer(name, found, settings, bounds), bounds, chances, limit))
     written = _write(answers, bounds, reports)
     if as_json:
         contents = [answer.content() for answer in answers]
-        typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents))
+        _print_json(contents)
     else:
         console = Screen(highlight=False, soft_wrap=True)
 
@@ -121,6 +120,20 @@ def execute(
             console.print(line, markup=False)
     verdicts = {answer.verdict for answer in answers}
     return next(code for verdict, code in EXIT_CODES.items() if verdict in verdicts)
+
+
+def _print_json(contents: Sequence[dict[str, Any]]) -> None:
+    typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents))
+
+
+def _interrupted(answers: Sequence[Answer], names: Sequence[str], *, as_json: bool) -> None:
+    """Say what is known where a person ends the check: of the specs that are left, nothing."""
+    left = names[len(answers) :]
+    if not as_json:
+        sys.stderr.write(f"\ninterrupted: nothing is claimed of {', '.join(left)}\n")
+        return
+    open_ = [{"file": name, "verdict": check.UNDETERMINED, "interrupted": True} for name in left]
+    _print_json([*(answer.content() for answer in answers), *open_])
 
 
 def _load(name: str) -> Loaded | FsmSpecError:
@@ -153,7 +166,7 @@ def _answer(name: str, found: Loaded | FsmSpecError, settings: Mapping[str, int]
         for policy in bounds.policies:
             refuse_given(load_policy(policy), own)
         table = compile_table(found.spec, own, check=True, page_size=bounds.page_size, line_of=found.line_of)
-        with _interruptible(), _progress(found.spec.spec) as tick:
+        with _progress(found.spec.spec) as tick:
             return Answer(name, found, check.check(table, bounds, tick), settings=own)
     except FsmSpecError as error:
         return Answer(name, found, error=error)
@@ -171,19 +184,6 @@ def _expected(answer: Answer, bounds: Bounds, chances: Sequence[str], limit: int
         return replace(answer, expected=expect(table, chances_of(table, chances), limit or LIMIT))
     except FsmSpecError as error:
         return replace(answer, error=error)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end the process at once: compiled code does not look for Python's interrupts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager

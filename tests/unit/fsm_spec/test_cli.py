@@ -546,12 +546,13 @@ def test_closed_pipe_is_quiet() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to a child")
 def test_interrupt_of_a_process_is_quiet() -> None:
-    """Ctrl-C during a long search exits 130 without a traceback."""
+    """Ctrl-C during a long check exits 130 without a traceback."""
     arguments = command_line("check", "ngram", "--set", "k=12", "--requests", "2")
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         time.sleep(1.5)
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=30)
-    # A search is ended by the signal itself, which a shell reports as 130 too.
+    # While Python still loads, the signal itself ends it, which a shell reports as 130 too.
     assert child.returncode in (130, -signal.SIGINT)
-    assert (b"", b"") == (out, err)
+    assert b"" == out
+    assert err in (b"", b"\ninterrupted: nothing is claimed of ngram\n")
