@@ -40,13 +40,20 @@ class Scores:
         self._rows[position, ahead] = logits.float().clone()
 
     def settle(self, start: int, run: Tokens) -> None:
-        """Score the tokens emitted from position `start` on, and forget what was not emitted."""
-        tokens = run.tolist()
+        """Score the tokens emitted from position `start` on, and forget what was predicted after other tokens.
+
+        What was predicted after these very tokens stays: some specs emit a known token a round later.
+        """
+        tokens = tuple(run.tolist())
         for index, token in enumerate(tokens):
-            row = self._rows[start + index, tuple(tokens[:index])]
+            row = self._rows[start + index, tokens[:index]]
             self.tokens.extend(_scored(row.unsqueeze(0), [token], self.top))
-        if tokens:
-            self._rows.clear()
+        count = len(tokens)
+        self._rows = {
+            (position, ahead[count:]): row
+            for (position, ahead), row in self._rows.items()
+            if position >= start + count and ahead[:count] == tokens
+        }
 
     def cut(self, emitted: int) -> None:
         """Take back the tokens behind a stop string."""

@@ -143,8 +143,7 @@ def _add_errors(api: FastAPI, metrics: Metrics) -> None:
             message = f"there is nothing at {request.url.path}"
         elif error.status_code == 405:
             message = f"{request.method} is not allowed at {request.url.path}"
-        headers = dict(error.headers or {})
-        return _json(error_content(error.status_code, message), error.status_code, headers)
+        return refused(Refusal(message, status=error.status_code, headers=error.headers))
 
     async def on_fault(_: Request, __: Exception) -> Response:
         return _json(error_content(500, "the server failed; its log says more", code="internal_error"), 500)

@@ -167,7 +167,10 @@ def _serve(server: Server, run: Serving) -> None:
             if not server.guard.draining:
                 server.guard.draining = True
                 logs.log("draining", signal=signal.Signals(sig).name, running=len(server.worker.jobs))
-            super().handle_exit(sig, frame)
+            del frame  # the protocol's
+            # As uvicorn does, but without raising the signal again at the end: the exit code is 0.
+            self.force_exit = self.should_exit
+            self.should_exit = True
 
         async def startup(self, sockets: Any = None) -> None:  # noqa: ANN401 -- as overridden
             await super().startup(sockets)

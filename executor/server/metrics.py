@@ -216,7 +216,12 @@ class Metrics:
         self.cache_queries.labels(self.model).inc(len(job.prompt))
 
     @harmless
-    def iterated(self, worker: Worker, seconds: float) -> None:
+    def changed(self, worker: Worker) -> None:
+        """Set the levels."""
+        self._levels(running=len(worker.jobs), waiting=len(worker.queue))
+
+    @harmless
+    def iterated(self, seconds: float) -> None:
         """Move the engine's counts into the registry."""
         counts = self.meter.take()
         model, table = self.model, self.served.table
@@ -239,7 +244,6 @@ class Metrics:
             self._see("iteration", emitted)
         self._drafts(counts.judged, counts.drafted, counts.accepted, counts.places)
         self.preempted.labels(model).inc(counts.preemptions)
-        self._levels(running=len(worker.jobs), waiting=len(worker.queue))
 
     def _drafts(self, judged: int, drafted: int, accepted: int, places: Any) -> None:  # noqa: ANN401 -- a Counter; its name is Prometheus' here
         self.drafts.labels(self.model).inc(judged)

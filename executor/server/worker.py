@@ -39,8 +39,11 @@ class Observer(Protocol):
     def ended(self, job: Job, reason: str) -> None:
         """Hear that a job is at its end: `stop`, `length`, `abort`, `deadline` or `error`."""
 
-    def iterated(self, worker: Worker, seconds: float) -> None:
+    def iterated(self, seconds: float) -> None:
         """Hear that an iteration is over."""
+
+    def changed(self, worker: Worker) -> None:
+        """Hear that levels may have changed: who runs, who waits, which pages are free."""
 
 
 class Worker:
@@ -140,6 +143,7 @@ class Worker:
         self._act()
 
     def _act(self) -> None:
+        acted = bool(self._inbox)
         while self._inbox:
             self._inbox.popleft()()
         now = time.perf_counter()
@@ -149,6 +153,9 @@ class Worker:
             for job in (*late, *self.queue.overdue(now)):
                 refusal = Refusal("the request took longer than its time limit", code="deadline", status=504)
                 self._drop(job, "deadline", refusal)
+                acted = True
+        if acted:
+            self.observer.changed(self)
 
     def _feed(self) -> None:
         """Hand jobs to the engine as long as their prompts would fit beside what it has; one always waits there."""
@@ -190,8 +197,9 @@ class Worker:
             job = self.jobs.get(number)
             if job is not None:
                 deltas.append((job, self._delta(job, number, text, now)))
+        self.observer.iterated(now - before)
+        self.observer.changed(self)
         self._send(deltas)
-        self.observer.iterated(self, now - before)
 
     def _delta(self, job: Job, number: int, text: str, now: float) -> Delta:
         """Gather what a job gave, and forget it where it is at its end."""

@@ -47,7 +47,7 @@ TEMPLATE = """{%- if tools %}{{ 'Tools: ' + tools|tojson + '\n<tool_call>{...}</
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'assistant: ' }}{%- endif %}"""
 CONTEXT = 1024
-START_SECONDS = 60
+START_SECONDS = 180
 SERVING: dict[str, Any] = {
     "host": "127.0.0.1",
     "port": 0,
