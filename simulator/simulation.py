@@ -20,6 +20,7 @@ from fsm_spec.simulator.backend import Laws, SimulatedBackend
 from fsm_spec.simulator.conservation import Conservation
 from fsm_spec.simulator.cost import CostModel, Work
 from fsm_spec.simulator.metrics import AMOUNTS, LEVELS, UNSET, KvUse, RequestLog, Summary, summarise
+from fsm_spec.simulator.roofline import step_ns
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.work import InFlight
 from fsm_spec.simulator.workload import ON_FINISH, Requests
@@ -140,12 +141,10 @@ class Simulation:
 
     def _iteration_ns(self) -> int:
         """Combine the launches of an iteration with the host's share, as `CostModel.step_ns` does."""
-        device, host = sum(self._device_ns), self.cost.host_ns(self._sequences)
+        device, sequences = sum(self._device_ns), self._sequences
         self._device_ns.clear()
         self._sequences = 0
-        if not device:
-            return 0
-        return max(device, host) if self.cost.host.overlapped else device + host
+        return int(step_ns(device, sequences, self.cost.constants))
 
     def _launched(self, work: Work, flight: InFlight) -> None:
         """Price a launch, and record what is held while it runs."""
