@@ -189,7 +189,7 @@ class CostModel:
         """
         if work.rows <= 0:
             return 0
-        return math.ceil(float(roofline.ceiling_ns(self.constants, self._priced(work))))
+        return math.ceil(float(roofline.ceiling_ns(self.constants, self.priced(work))))
 
     def explain(self, work: Work) -> Breakdown:
         """Return the parts of one launch and what binds it."""
@@ -199,14 +199,14 @@ class CostModel:
 
     def parts(self, work: Work) -> list[Part]:
         """Return the parts of one launch that has rows, in the order in which a forward runs them."""
-        priced = self._priced(work)
+        priced = self.priced(work)
         return [
             Part(name, *map(float, row))
             for name, row in zip(roofline.PARTS, priced, strict=True)
             if row.any()
         ]
 
-    def _priced(self, work: Work) -> NDArray[np.float64]:
+    def priced(self, work: Work) -> NDArray[np.float64]:
         """Return all parts of one launch that has rows, as the formula gives them; absent ones are 0."""
         parts = np.zeros((len(roofline.PARTS), 5))
         roofline.price(np.array(astuple(work), np.int64), self.constants, self.curves, parts)

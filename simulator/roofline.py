@@ -136,6 +136,18 @@ def device_ns(work, constants, curves, parts):
 
 
 @jit(sources=(__file__,))
+def use(parts, usage):
+    """Add a launch to what a run has used: time by part and by the bound that binds it, operations and bytes."""
+    for index in range(len(parts)):
+        part = parts[index]
+        bound = MEMORY_NS if part[MEMORY_NS] >= part[COMPUTE_NS] else COMPUTE_NS
+        bound = FLOOR_NS if part[FLOOR_NS] > part[bound] else bound
+        usage[index, bound] += part[bound]
+        usage[index, FLOPS] += part[FLOPS]
+        usage[index, BYTES] += part[BYTES]
+
+
+@jit(sources=(__file__,))
 def step_ns(device, sequences, constants):
     """Give the time of an engine step whose launches take `device` ns: the host's share hides behind them or adds."""
     if device == 0:
