@@ -104,6 +104,15 @@ class Iteration:
         return not (self.launches or self.finished or self.preempted or self.admitted)
 
 
+def refuse(table: Table, policy: Policy, pool: Pool, prompt: int, limit: int) -> None:
+    """Raise PoolExhausted if the pool could never carry a request, UserError for an empty prompt, a negative limit."""
+    if prompt < 1:
+        raise UserError("the prompt is empty; give at least one token")
+    if limit < 0:
+        raise UserError(f"the limit of new tokens is {limit}; give 0 or more")
+    refuse_impossible(table, pool, prompt, limit, policy)
+
+
 class Engine:
     """Drive requests through a table under a policy and a pool; all methods act between rounds.
 
@@ -152,11 +161,7 @@ class Engine:
 
         Raises PoolExhausted if the pool could never carry it, UserError for an empty prompt or a negative limit.
         """
-        if prompt < 1:
-            raise UserError("the prompt is empty; give at least one token")
-        if limit < 0:
-            raise UserError(f"the limit of new tokens is {limit}; give 0 or more")
-        refuse_impossible(self.table, self.pool, prompt, limit, self.policy)
+        refuse(self.table, self.policy, self.pool, prompt, limit)
         request = self._next_request
         self._next_request += 1
         self.waiting[request] = Waiting(prompt, limit, 0)
@@ -423,4 +428,4 @@ class Engine:
         return array
 
 
-__all__ = ["NO_STOP", "Args", "Backend", "Chunk", "Engine", "Group", "Iteration", "Launch"]
+__all__ = ["NO_STOP", "Args", "Backend", "Chunk", "Engine", "Group", "Iteration", "Launch", "refuse"]

@@ -9,7 +9,7 @@ Only the rows and columns that an event touches are computed.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fsm_spec import expression
 from fsm_spec.expression import Const, Expr, Name, Op, to_text
@@ -108,6 +108,33 @@ def source_text(table: Table, event: str) -> str:
     return _Source(table, event).text()
 
 
+class Body(NamedTuple):
+    """Hold generated lines: the columns and arguments they read (as `v_NAME`), and where the results stand."""
+
+    reads: tuple[str, ...]
+    lines: tuple[str, ...]
+    values: dict[str, str]
+
+
+def step_body(table: Table, event: str) -> Body:
+    """Give the lines of one event, for a function around them: columns that change, `=transition`, `=emitted`."""
+    source = _Source(table, event)
+    values = source.updates()
+    return Body(tuple(source.emit.read), tuple(source.emit.lines), values)
+
+
+def value_body(table: Table, values: Mapping[str, Expr]) -> Body:
+    """Give the lines that evaluate expressions over columns, for a function around them."""
+    emit = _Emitter(table)
+    names = {name: emit.value(expr) for name, expr in values.items()}
+    return Body(tuple(emit.read), tuple(emit.lines), names)
+
+
+def constants(text: str) -> dict[str, int]:
+    """Give the values of the constants that generated lines name."""
+    return {name: int(name[2:].replace("m", "-")) for name in set(_CONSTANT.findall(text))}
+
+
 def _compile(text: str, name: str, xp: Any) -> Callable[..., Any]:
     """Turn generated text into a function; it is built from parsed expressions, never from a spec's own words."""
     scope: dict[str, Any] = {
@@ -116,8 +143,8 @@ def _compile(text: str, name: str, xp: Any) -> Callable[..., Any]:
         "minimum": xp.minimum,
         "maximum": xp.maximum,
     }
-    for constant in set(_CONSTANT.findall(text)):
-        scope[constant] = xp.asarray(int(constant[2:].replace("m", "-")), dtype=xp.int32)
+    for constant, value in constants(text).items():
+        scope[constant] = xp.asarray(value, dtype=xp.int32)
     exec(compile(text, f"<{name}>", "exec"), scope)  # noqa: S102 - see docstring
     return scope[name]  # type: ignore[no-any-return]
 
@@ -234,7 +261,7 @@ class _Source:
 
     def text(self) -> str:
         """Give the function `step(c, a) -> (columns, transition, emitted)`."""
-        updates = self._updates()
+        updates = self.updates()
         arguments = [arg.name for arg in self.plan.args]
         loads = self.emit.loads("c", self.table.column_names) + self.emit.loads("a", [*arguments, STOP])
         stores = [f"new[{name!r}] = {value}" for name, value in updates.items() if not name.startswith("=")]
@@ -265,7 +292,8 @@ class _Source:
             guards.append(self.emit.bind(self.emit.value(guard)))
         return guards
 
-    def _updates(self) -> dict[str, str]:
+    def updates(self) -> dict[str, str]:
+        """Emit the new value of each column that changes, `=transition` and `=emitted`."""
         emit, table = self.emit, self.table
         guards = self._guards()
         names = list(dict.fromkeys(name for row in self.rows for name, _ in row.sets))
@@ -348,4 +376,17 @@ def _slots_source(table: Table) -> str:
     return "\n    ".join(["def slots(c):", *loads, *emit.lines, f"return {{{', '.join(results)}}}"])
 
 
-__all__ = ["Array", "Columns", "Step", "choose", "evaluate", "slots", "source_text", "step"]
+__all__ = [
+    "Array",
+    "Body",
+    "Columns",
+    "Step",
+    "choose",
+    "constants",
+    "evaluate",
+    "slots",
+    "source_text",
+    "step",
+    "step_body",
+    "value_body",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +23,7 @@ class Acceptance:
     rates: tuple[float, ...]
     geometric: bool = False
     seed: int = 0
+    purpose: ClassVar[int] = draws.ACCEPTANCE
 
     def check(self, drafts: int, spec: str) -> None:
         """Raise UserError, with both numbers, if a list has not one rate for each draft that `spec` judges."""
@@ -43,6 +45,10 @@ class Acceptance:
         """Return the chance that draft i and all before it are accepted, [drafts] (vLLM's metrics)."""
         return np.cumprod(np.asarray(self.conditional(drafts), dtype=np.float64), dtype=np.float64)
 
+    def tail(self, most: int) -> NDArray[np.float64]:
+        """Return the chance that a count of 0..`most` exceeds i, [most]: all that a compiled run needs of a law."""
+        return self.survival(most)
+
     def expected(self, drafts: int) -> float:
         """Return the mean number of accepted drafts of one round: the sum of the survival chances."""
         return float(self.survival(drafts).sum())
@@ -54,12 +60,10 @@ class Acceptance:
         One uniform number a round: position i survives if it lies below the survival chance.
         """
         live = np.asarray(drafts)
-        widest = int(live.max(initial=0))
-        numbers = draws.uniform(self.seed, requests, rounds, draws.ACCEPTANCE)
-        # Survival falls, so counting the entries above the number is a search from the right.
-        ascending = self.survival(widest)[::-1]
-        count = len(ascending) - np.searchsorted(ascending, numbers, side="right")
-        return np.asarray(np.minimum(count, live), dtype=np.int64)
+        found = draws.counts(
+            self.survival(int(live.max(initial=0))), self.seed, self.purpose, requests, rounds
+        )
+        return np.asarray(np.minimum(found, live), dtype=np.int64)
 
     def describe(self) -> str:
         """Return the option that gives this acceptance."""

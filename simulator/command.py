@@ -36,6 +36,7 @@ class Run:
     prepared: Prepared
     results: Results
     loop_seconds: float
+    compile_seconds: float
 
     def to_dict(self, places: dict[str, str]) -> dict[str, Any]:
         """Give the result as JSON values; all that may vary between two runs of one seed stands under `run`."""
@@ -49,10 +50,12 @@ class Run:
             "iterations": results.iterations,
             "launches": results.launches,
             "recomputed_slots": results.recomputed_slots,
+            "usage": results.usage.to_dict(),
             "verdicts": list(results.verdicts),
             "over_time": over_time(results),
             "run": {
                 "loop_seconds": round(self.loop_seconds, 3),
+                "compile_seconds": round(self.compile_seconds, 3),
                 "peak_rss_mb": peak_rss_mb(),
                 "machine": platform.machine(),
                 "python": platform.python_version(),
@@ -146,10 +149,12 @@ def _run_all(prepared: Sequence[Prepared], trace: Path | None) -> list[Run]:
         for each in prepared:
             task = bar.add_task(f"{each.table.name} {each.scenario.arrivals}", total=len(each.requests))
             with _writer(each, trace) as writer:
-                simulation = each.simulation(trace=writer)
                 start = time.perf_counter()
+                simulation = each.simulation(trace=writer)
+                simulation.compile()
+                compiled = time.perf_counter()
                 results = simulation.run(partial(_advance, bar, task))
-                runs.append(Run(each, results, time.perf_counter() - start))
+                runs.append(Run(each, results, time.perf_counter() - compiled, compiled - start))
     return runs
 
 

@@ -2,16 +2,21 @@
 
 A launch is all requests that share one forward of one model; its `Work` is counted from row plans.
 Time is integer nanoseconds, and no launch is faster than the bare peaks allow (`ceiling_ns`).
+The formula itself is in `roofline.py`; here stand what it reads: constants of model and machine, and counts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fsm_spec.errors import UserError
+from fsm_spec.simulator import roofline
 from fsm_spec.simulator.hardware import Efficiency, Hardware
 from fsm_spec.simulator.model import KV_BYTES, WEIGHT_BYTES, ModelShape, dtype_name
 
@@ -27,7 +32,6 @@ ALL_REDUCE_NS = 10_000  # AIConfigurator's point-to-point latency
 KV_REFERENCE_BYTES = (
     4_096  # the attention curves count tokens of 8 KV heads x 128 x bf16, keys and values, in one layer
 )
-NS = 1e9
 
 
 @dataclass(frozen=True)
@@ -131,9 +135,10 @@ class CostModel:
     adapter_rank: int = 0
     host: Host = field(default_factory=Host)
     efficiency: Efficiency | None = None
-    _priced: dict[tuple[int, ...], tuple[float, float, float]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    constants: NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    """What the formula reads of model, machine and host, in the order of `roofline.py`."""
+    curves: NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    """The efficiency curves as `roofline.py` reads them, float64 [curves, 3, points]."""
 
     def __post_init__(self) -> None:
         """Check the number formats and the split, and fill in the curves."""
@@ -154,45 +159,14 @@ class CostModel:
             )
         if self.adapter_rank < 0:
             raise UserError(f"adapter rank {self.adapter_rank} is negative; give 0 for no adapter")
-        set_(self, "_curves", self.efficiency or self.hardware.efficiency())
-
-    @property
-    def curves(self) -> Efficiency:
-        """Return the efficiency curves in use."""
-        curves: Efficiency = self.__dict__["_curves"]
-        return curves
-
-    @property
-    def _bandwidth(self) -> float:
-        """Return bytes a second of all accelerators together."""
-        return self.hardware.hbm_gb_s * 1e9 * self.tensor_parallel
-
-    def _peak(self, units: str) -> float:
-        """Return operations a second of all accelerators together; `units` is bf16 or fp8."""
-        tflops = self.hardware.fp8_tflops if units == "fp8" else self.hardware.bf16_tflops
-        return (tflops or self.hardware.bf16_tflops) * 1e12 * self.tensor_parallel
+        set_(self, "constants", self._constants())
+        set_(self, "curves", self._packed_curves(self.efficiency or self.hardware.efficiency()))
 
     def device_ns(self, work: Work) -> int:
         """Return the accelerator's time for one launch, without the host."""
-        if work.rows <= 0:
-            return 0
-        # Only attention depends on the context, so all other parts are priced once for each number of rows.
-        ns, seconds, size = self._without_attention(work)
-        part = self._attention(work)
-        bare = max(
-            seconds + part.flops / self._peak(self._units(part.name)), (size + part.bytes) / self._bandwidth
-        )
-        return math.ceil(max(ns + part.ns + self.host.replay_ns, NS * bare))
-
-    def _without_attention(self, work: Work) -> tuple[float, float, float]:
-        """Sum the parts but attention: time, seconds at the peaks, compulsory bytes."""
-        known = self._priced
-        key = (work.rows, work.logits_rows, work.adapter_rows, work.sampled_rows)
-        if key not in known:
-            parts = [part for part in self.parts(work) if part.name != "attention"]
-            seconds = sum(part.flops / self._peak(self._units(part.name)) for part in parts)
-            known[key] = sum(part.ns for part in parts), seconds, sum(part.bytes for part in parts)
-        return known[key]
+        counts = np.array(astuple(work), np.int64)
+        parts = np.zeros((len(roofline.PARTS), 5))
+        return int(roofline.device_ns(counts, self.constants, self.curves, parts))
 
     def host_ns(self, sequences: int) -> int:
         """Return the CPU's time for one step of that many sequences."""
@@ -201,10 +175,8 @@ class CostModel:
     def step_ns(self, launches: Sequence[Work]) -> int:
         """Return the time of one engine step: its launches one after the other, and the host once."""
         device = sum(self.device_ns(work) for work in launches)
-        if not device:
-            return 0
-        host = self.host_ns(max(work.requests for work in launches))
-        return max(device, host) if self.host.overlapped else device + host
+        sequences = max((work.requests for work in launches), default=0)
+        return int(roofline.step_ns(device, sequences, self.constants))
 
     def launch_ns(self, work: Work) -> int:
         """Return the time of a step with this one launch."""
@@ -215,17 +187,9 @@ class CostModel:
 
         Compulsory are weights, KV and logits; activations between kernels may stay in the cache.
         """
-        return self._ceiling_ns(self.parts(work)) if work.rows > 0 else 0
-
-    def _ceiling_ns(self, parts: Sequence[Part]) -> int:
-        """Return the bare roofline of a launch with these parts."""
-        units = self._units("blocks")
-        seconds = sum(part.flops / self._peak(units if part.name == "blocks" else "bf16") for part in parts)
-        return math.ceil(NS * max(seconds, sum(part.bytes for part in parts) / self._bandwidth))
-
-    def _units(self, name: str) -> str:
-        """Return the units that run the linear layers of a part: only fp8 blocks leave bf16."""
-        return "fp8" if self.dtype == "fp8" and name == "blocks" else "bf16"
+        if work.rows <= 0:
+            return 0
+        return math.ceil(float(roofline.ceiling_ns(self.constants, self.priced(work))))
 
     def explain(self, work: Work) -> Breakdown:
         """Return the parts of one launch and what binds it."""
@@ -235,78 +199,71 @@ class CostModel:
 
     def parts(self, work: Work) -> list[Part]:
         """Return the parts of one launch that has rows, in the order in which a forward runs them."""
-        model = self.model
-        parts = [
-            self._gemm("blocks", model.gemm_parameters, work.rows, WEIGHT_BYTES[self.dtype]),
-            self._attention(work),
-            self._activations(work.rows),
+        priced = self.priced(work)
+        return [
+            Part(name, *map(float, row))
+            for name, row in zip(roofline.PARTS, priced, strict=True)
+            if row.any()
         ]
-        if self.adapter_rank and work.adapter_rows:
-            parts.append(
-                self._gemm("adapter", model.adapter_parameters(self.adapter_rank), work.adapter_rows, 2.0)
-            )
-        if work.logits_rows:
-            parts.append(self._gemm("head", model.head_parameters, work.logits_rows, 2.0))
-        if work.sampled_rows:
-            parts.append(self._sampling(work.sampled_rows))
-        if self.tensor_parallel > 1:
-            parts.append(self._all_reduce(work.rows))
+
+    def priced(self, work: Work) -> NDArray[np.float64]:
+        """Return all parts of one launch that has rows, as the formula gives them; absent ones are 0."""
+        parts = np.zeros((len(roofline.PARTS), 5))
+        roofline.price(np.array(astuple(work), np.int64), self.constants, self.curves, parts)
         return parts
 
-    def _gemm(self, name: str, parameters: int, rows: int, weight_bytes: float) -> Part:
-        """Price linear layers: weights are read once, every row multiplies them."""
-        units = self._units(name)
-        flops, size = 2.0 * parameters * rows, parameters * weight_bytes
-        compute = NS * flops / (self._peak(units) * self.curves.gemm_mfu[units].share(rows))
-        memory = NS * size / (self._bandwidth * self.curves.gemm_mbu.share(rows))
-        return Part(name, compute, memory, 0.0, flops, size)
+    def _constants(self) -> NDArray[np.float64]:
+        """Compute what the formula reads."""
+        model, hardware, tp = self.model, self.hardware, self.tensor_parallel
+        layers, hidden = model.num_hidden_layers, model.hidden_size
+        query = model.num_attention_heads * model.head_dim
+        kv = model.num_key_value_heads * model.head_dim
+        peak = hardware.bf16_tflops * 1e12 * tp
+        fast = self.dtype == "fp8" and hardware.fp8_tflops
+        neighbours = tp > 1
+        values = {
+            roofline.BANDWIDTH: hardware.hbm_gb_s * 1e9 * tp,
+            roofline.BLOCKS_PEAK: hardware.fp8_tflops * 1e12 * tp if fast and hardware.fp8_tflops else peak,
+            roofline.BF16_PEAK: peak,
+            roofline.BLOCKS_PARAMETERS: model.gemm_parameters,
+            roofline.BLOCKS_BYTES: model.gemm_parameters * WEIGHT_BYTES[self.dtype],
+            roofline.ADAPTER_PARAMETERS: model.adapter_parameters(self.adapter_rank)
+            if self.adapter_rank
+            else 0,
+            roofline.HEAD_PARAMETERS: model.head_parameters,
+            roofline.PAIR_FLOPS: 4.0 * query,
+            roofline.LAYER_KV_BYTES: model.layer_kv_bytes(self.kv_dtype),
+            # Each accelerator holds its share of the heads, so a kernel sees a share of the bytes.
+            roofline.KV_REFERENCE_BYTES: KV_REFERENCE_BYTES * tp,
+            roofline.LAYERS: layers,
+            roofline.ATTENTION_FLOOR_NS: layers * KERNEL_NS,
+            roofline.ROW_ACTIVATION_BYTES: 2.0
+            * (4 * hidden + 2 * (query + kv) + 3 * model.intermediate_size)
+            * layers,
+            roofline.ACTIVATION_FLOOR_NS: SMALL_KERNELS_A_LAYER * KERNEL_NS * layers,
+            roofline.LOGITS_BYTES: 4.0 * model.vocab_size,
+            roofline.SAMPLER_PASSES: SAMPLER_PASSES,
+            roofline.SAMPLER_NS: SAMPLER_NS,
+            # Two ring all-reduces a layer: 2 (n - 1) / n of the activations over the link.
+            roofline.ROW_REDUCE_BYTES: 2 * layers * 2.0 * hidden * 2 * (tp - 1) / tp,
+            roofline.LINK: hardware.link_gb_s * 1e9,
+            roofline.REDUCE_FLOOR_NS: 2 * layers * ALL_REDUCE_NS * neighbours,
+            roofline.REPLAY_NS: self.host.replay_ns,
+            roofline.HOST_STEP_NS: self.host.step_ns,
+            roofline.HOST_SEQUENCE_NS: self.host.sequence_ns,
+            roofline.OVERLAPPED: self.host.overlapped,
+        }
+        return np.array([values[place] for place in range(roofline.CONSTANTS)], np.float64)
 
-    def _attention(self, work: Work) -> Part:
-        """Price attention: each request's KV is read once, each pair costs two products a head."""
-        model, layers = self.model, self.model.num_hidden_layers
-        width = model.num_attention_heads * model.head_dim
-        flops = 4.0 * width * work.attention_pairs * layers
-        moved = (work.context_tokens + work.rows) * model.layer_kv_bytes(self.kv_dtype)
-        # Each accelerator holds its share of the heads, so a kernel sees a share of the bytes.
-        amount = moved / KV_REFERENCE_BYTES / self.tensor_parallel
-        share = self.curves.decode_attention_mbu.share(amount)
-        causal_tokens = math.sqrt(
-            2.0 * work.attention_pairs
-        )  # a causal prefill of n tokens has n^2 / 2 pairs
-        compute = NS * flops / (self._peak("bf16") * self.curves.prefill_attention_mfu.share(causal_tokens))
-        size = float(moved * layers)
-        return Part(
-            "attention",
-            compute,
-            NS * size / (self._bandwidth * share),
-            float(layers * KERNEL_NS),
-            flops,
-            size,
-        )
-
-    def _activations(self, rows: int) -> Part:
-        """Price the kernels between the linear layers: norms, rotary embedding, activation."""
-        model = self.model
-        width = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
-        size = (
-            2.0
-            * rows
-            * (4 * model.hidden_size + 2 * width + 3 * model.intermediate_size)
-            * model.num_hidden_layers
-        )
-        floor = float(SMALL_KERNELS_A_LAYER * KERNEL_NS * model.num_hidden_layers)
-        return Part("activations", 0.0, NS * size / self._bandwidth, floor, 0.0, 0.0)
-
-    def _sampling(self, rows: int) -> Part:
-        """Price sampling: float32 logits are written once and passed over."""
-        size = 4.0 * rows * self.model.vocab_size
-        return Part(
-            "sampling", 0.0, NS * size * SAMPLER_PASSES / self._bandwidth, float(SAMPLER_NS), 0.0, size
-        )
-
-    def _all_reduce(self, rows: int) -> Part:
-        """Price two ring all-reduces a layer: 2 (n - 1) / n of the activations over the link."""
-        count = 2 * self.model.num_hidden_layers
-        size = 2.0 * rows * self.model.hidden_size * 2 * (self.tensor_parallel - 1) / self.tensor_parallel
-        link = NS * count * size / (self.hardware.link_gb_s * 1e9)
-        return Part("all-reduce", 0.0, link, float(count * ALL_REDUCE_NS), 0.0, 0.0)
+    def _packed_curves(self, efficiency: Efficiency) -> NDArray[np.float64]:
+        """Lay the curves out as the formula reads them."""
+        units = "fp8" if self.dtype == "fp8" else "bf16"
+        curves = {
+            roofline.BLOCKS_MFU: efficiency.gemm_mfu[units],
+            roofline.GEMM_MFU: efficiency.gemm_mfu["bf16"],
+            roofline.GEMM_MBU: efficiency.gemm_mbu,
+            roofline.DECODE_MBU: efficiency.decode_attention_mbu,
+            roofline.PREFILL_MFU: efficiency.prefill_attention_mfu,
+        }
+        points = max(len(curve.amounts) for curve in curves.values())
+        return np.array([curves[place].packed(points) for place in range(len(curves))])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsm_spec.simulator import roofline
 
 Below = Literal["hold", "latency"]
 
@@ -54,12 +57,10 @@ class Curve:
 
     def share(self, amount: float) -> float:
         """Return the share of the peak reached with `amount` of work, in (0, 1]."""
-        amounts, shares = self.amounts, self.shares
-        if amount <= amounts[0]:
-            return shares[0] * amount / amounts[0] if self.below == "latency" and amount > 0 else shares[0]
-        if amount >= amounts[-1]:
-            return shares[-1]
-        i = bisect_right(amounts, amount)
-        low, high = amounts[i - 1], amounts[i]
-        weight = math.log(amount / low) / math.log(high / low)
-        return shares[i - 1] * math.exp(weight * math.log(shares[i] / shares[i - 1]))
+        return float(roofline.share(self.packed(len(self.amounts)), float(amount)))
+
+    def packed(self, points: int) -> NDArray[np.float64]:
+        """Return the curve as `roofline.py` reads it, float64 [3, points]; the last point is repeated."""
+        last = points - len(self.amounts)
+        amounts, shares = (values + values[-1:] * last for values in (self.amounts, self.shares))
+        return np.array([amounts, shares, [float(self.below == "latency")] * points])

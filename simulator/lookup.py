@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +21,7 @@ class Lookup:
 
     rate: float
     seed: int = 0
+    purpose: ClassVar[int] = draws.DRAFT_COUNT
 
     def __post_init__(self) -> None:
         """Refuse what is no chance."""
@@ -28,7 +30,11 @@ class Lookup:
                 f"--lookup {self.rate:g} lies outside 0 to 1; give the chance that a lookup finds drafts"
             )
 
+    def tail(self, most: int) -> NDArray[np.float64]:
+        """Return the chance that a count of 0..`most` exceeds i, [most]: all that a compiled run needs of a law."""
+        return np.full(most, self.rate)
+
     def found(self, size: ArrayLike, requests: ArrayLike, rounds: ArrayLike) -> NDArray[np.int64]:
         """Draw the drafts found, int64: `size` of them or none; `requests` and `rounds` are the key."""
-        numbers = draws.uniform(self.seed, requests, rounds, draws.DRAFT_COUNT)
+        numbers = draws.uniform(self.seed, requests, rounds, self.purpose)
         return np.where(numbers < self.rate, size, 0).astype(np.int64)

@@ -6,13 +6,17 @@ memory, machine and paths belong under the key `run` of a result, which the comm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fsm_spec.simulator import roofline
+from fsm_spec.simulator.sketch import MOST_EXACT, Sketch
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.workload import Requests
+from fsm_spec.table import END, Table
 
 UNSET = -1  # a time that has not come
 QUANTILES = (50, 90, 95, 99)
@@ -27,13 +31,15 @@ Integers = NDArray[np.int64]
 class RequestLog:
     """Hold one row a request, int64 [requests] each; the loop writes the columns, also by index arrays.
 
-    `emitted` counts every token that the user got, `prefill_emitted` those of them that a prefill emitted.
-    `rounds` are decode rounds; `forwards` are target-model forwards of those rounds (a draft by the target
-    counts). `accepted` and `drafted` count judged drafts. Times are UNSET until they come.
+    Row 0 is request number `first`. `emitted` counts every token that the user got, `prefill_emitted` those of
+    them that a prefill emitted. `rounds` are decode rounds; `forwards` are target-model forwards of those rounds
+    (a draft by the target counts). `accepted` and `drafted` count judged drafts. Times are UNSET until they come.
     """
 
     arrival_ns: Integers
     prompt: Integers
+    first: int = 0
+    admitted_ns: Integers = field(init=False)
     first_token_ns: Integers = field(init=False)
     finish_ns: Integers = field(init=False)
     emitted: Integers = field(init=False)
@@ -47,7 +53,7 @@ class RequestLog:
     def __post_init__(self) -> None:
         """Start with zero counts and no times."""
         count = len(self.arrival_ns)
-        for name in ("first_token_ns", "finish_ns"):
+        for name in ("admitted_ns", "first_token_ns", "finish_ns"):
             setattr(self, name, np.full(count, UNSET, dtype=np.int64))
         for name in (
             "emitted",
@@ -91,11 +97,17 @@ class Latency:
     @classmethod
     def of(cls, times_ns: NDArray[np.generic]) -> Latency:
         """Return mean, percentiles (interpolated) and maximum of times in nanoseconds."""
-        if not len(times_ns):
+        sketch = Sketch(len(times_ns))
+        sketch.add(np.asarray(times_ns, dtype=np.float64))
+        return cls.read(sketch)
+
+    @classmethod
+    def read(cls, sketch: Sketch) -> Latency:
+        """Return what a sketch of nanoseconds says."""
+        if not sketch.count:
             return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        values = np.asarray(times_ns, dtype=np.float64) / 1e6
-        p50, p90, p95, p99 = (float(value) for value in np.percentile(values, QUANTILES))
-        return cls(len(values), float(values.mean()), p50, p90, p95, p99, float(values.max()))
+        p50, p90, p95, p99 = (value / 1e6 for value in sketch.percentiles(QUANTILES))
+        return cls(sketch.count, sketch.mean() / 1e6, p50, p90, p95, p99, sketch.largest() / 1e6)
 
     def to_dict(self) -> dict[str, int | float]:
         """Return the numbers under their names, rounded to nanoseconds."""
@@ -138,6 +150,48 @@ class KvUse:
             "peak_share": round(self.peak_pages / self.pages, 6),
             "mean_slots": {kind: round(value, 6) for kind, value in self.mean_slots.items()},
             "peak_slots": dict(self.peak_slots),
+        }
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Say what the accelerator was busy with, and in which states requests spent their time.
+
+    `parts` is float64 [parts, 5], a row a part of `roofline.PARTS`: nanoseconds bound by compute, by memory and by the
+    shortest kernel, operations, and compulsory bytes. `dwell_ns` sums over requests, by state.
+    """
+
+    busy_ns: int
+    parts: NDArray[np.float64]
+    dwell_ns: dict[str, int]
+
+    @classmethod
+    def of(cls, table: Table, busy_ns: int, parts: NDArray[np.float64], dwell_ns: Sequence[int]) -> Usage:
+        """Name the states of what was counted by code; after its end a request spends no time."""
+        names = [state.name for state in table.states]
+        dwell = {name: ns for name, ns in zip(names, dwell_ns, strict=True) if name != END}
+        return cls(busy_ns, parts, dwell)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the numbers under their names."""
+        bounds = self.parts[:, : roofline.FLOPS].sum(axis=0) / 1e9
+        return {
+            "busy_s": round(self.busy_ns / 1e9, 9),
+            "bound_s": {
+                name: round(float(bounds[place]), 6)
+                for name, place in (
+                    ("compute", roofline.COMPUTE_NS),
+                    ("memory", roofline.MEMORY_NS),
+                    ("latency", roofline.FLOOR_NS),
+                )
+            },
+            "part_s": {
+                name: round(float(row[: roofline.FLOPS].sum()) / 1e9, 6)
+                for name, row in zip(roofline.PARTS, self.parts, strict=True)
+            },
+            "flops": float(self.parts[:, roofline.FLOPS].sum()),
+            "bytes": float(self.parts[:, roofline.BYTES].sum()),
+            "dwell_s": {name: round(ns / 1e9, 6) for name, ns in self.dwell_ns.items()},
         }
 
 
@@ -192,37 +246,82 @@ class Summary:
         }
 
 
-def summarise(log: RequestLog, end_ns: int, kv: KvUse | None = None) -> Summary:
-    """Return the summary of a run that ended at `end_ns`.
+COUNTS = (
+    "emitted",
+    "prefill_emitted",
+    "rounds",
+    "forwards",
+    "preemptions",
+    "accepted",
+    "drafted",
+)
+
+
+class Tally:
+    """Add up requests as they finish, in the order of their numbers; latencies go to sketches.
 
     TTFT counts requests that got a token, end-to-end those that finished; TPOT = (last - first) / (n - 1)
     those that finished with two tokens or more. Requests of a closed loop that never started have no arrival
     and do not count.
     """
-    started = log.arrival_ns >= 0
-    begun = started & (log.first_token_ns != UNSET)
-    done = started & log.finished
-    several = done & (log.emitted > 1)
-    start_ns = int(log.arrival_ns[started].min()) if started.any() else 0
-    seconds = (end_ns - start_ns) / 1e9
-    emitted, rounds, forwards = (int(column.sum()) for column in (log.emitted, log.rounds, log.forwards))
-    decoded = emitted - int(log.prefill_emitted.sum())
-    window = log.finish_ns - log.first_token_ns
-    return Summary(
-        requests=int(started.sum()),
-        finished=int(done.sum()),
-        rounds=rounds,
-        duration_s=seconds,
-        throughput_tok_s=emitted / seconds if seconds > 0 else 0.0,
-        throughput_req_s=int(done.sum()) / seconds if seconds > 0 else 0.0,
-        ttft_ms=Latency.of(log.first_token_ns[begun] - log.arrival_ns[begun]),
-        tpot_ms=Latency.of(window[several] / (log.emitted[several] - 1)),
-        e2e_ms=Latency.of(log.finish_ns[done] - log.arrival_ns[done]),
-        emitted_tokens=emitted,
-        acceptance_length=decoded / rounds if rounds else None,
-        tokens_per_forward=decoded / forwards if forwards else None,
-        drafted=int(log.drafted.sum()),
-        accepted=int(log.accepted.sum()),
-        preemptions=int(log.preemptions.sum()),
-        kv=kv,
-    )
+
+    def __init__(self, most_exact: int = MOST_EXACT) -> None:
+        self._requests = self._finished = 0
+        self._start_ns: int | None = None
+        self._counts = dict.fromkeys(COUNTS, 0)
+        self._ttft, self._tpot, self._e2e = (Sketch(most_exact) for _ in range(3))
+
+    @property
+    def exact(self) -> bool:
+        """Tell whether percentiles are exact; else they are within `sketch.ACCURACY`."""
+        return all(sketch.exact for sketch in (self._ttft, self._tpot, self._e2e))
+
+    def add(self, log: RequestLog) -> None:
+        """Add the requests of a log."""
+        started = log.arrival_ns >= 0
+        begun = started & (log.first_token_ns != UNSET)
+        done = started & log.finished
+        several = done & (log.emitted > 1)
+        if started.any():
+            first = int(log.arrival_ns[started].min())
+            self._start_ns = first if self._start_ns is None else min(self._start_ns, first)
+        self._requests += int(started.sum())
+        self._finished += int(done.sum())
+        for name in COUNTS:
+            self._counts[name] += int(getattr(log, name).sum())
+        window = (log.finish_ns - log.first_token_ns)[several]
+        self._ttft.add((log.first_token_ns[begun] - log.arrival_ns[begun]).astype(np.float64))
+        self._tpot.add(window / (log.emitted[several] - 1))
+        self._e2e.add((log.finish_ns[done] - log.arrival_ns[done]).astype(np.float64))
+
+    def summary(self, end_ns: int, kv: KvUse | None = None) -> Summary:
+        """Return the summary of a run that ended at `end_ns`."""
+        seconds = (end_ns - (self._start_ns or 0)) / 1e9
+        counts = self._counts
+        decoded = counts["emitted"] - counts["prefill_emitted"]
+        rounds, forwards = counts["rounds"], counts["forwards"]
+        return Summary(
+            requests=self._requests,
+            finished=self._finished,
+            rounds=rounds,
+            duration_s=seconds,
+            throughput_tok_s=counts["emitted"] / seconds if seconds > 0 else 0.0,
+            throughput_req_s=self._finished / seconds if seconds > 0 else 0.0,
+            ttft_ms=Latency.read(self._ttft),
+            tpot_ms=Latency.read(self._tpot),
+            e2e_ms=Latency.read(self._e2e),
+            emitted_tokens=counts["emitted"],
+            acceptance_length=decoded / rounds if rounds else None,
+            tokens_per_forward=decoded / forwards if forwards else None,
+            drafted=counts["drafted"],
+            accepted=counts["accepted"],
+            preemptions=counts["preemptions"],
+            kv=kv,
+        )
+
+
+def summarise(log: RequestLog, end_ns: int, kv: KvUse | None = None) -> Summary:
+    """Return the summary of a run that ended at `end_ns`, of a log that holds all its requests."""
+    tally = Tally(max(MOST_EXACT, len(log.emitted)))
+    tally.add(log)
+    return tally.summary(end_ns, kv)

@@ -15,12 +15,12 @@ from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_impossible
 from fsm_spec.simulator.acceptance import Acceptance, parse_accept
-from fsm_spec.simulator.backend import Laws, most_drafts
 from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import Hardware, load_hardware
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.memory import DEFAULT_PAGE_SIZE, Memory, MemoryOptions, plan_memory
 from fsm_spec.simulator.model import ModelShape, load_model
+from fsm_spec.simulator.outcomes import Laws, most_drafts
 from fsm_spec.simulator.simulation import Simulation
 from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
 from fsm_spec.table import Table

@@ -47,6 +47,20 @@ class Timeline:
         for sums, amount in zip(self._sums, amounts, strict=False):
             sums[bucket] += int(amount)
 
+    def absorb(
+        self, width_ns: int, now_ns: int, line: Sequence[Sequence[int]], levels: Sequence[Sequence[int]]
+    ) -> None:
+        """Take over what a compiled run recorded since the last time, in buckets of `width_ns`.
+
+        `line` has a row a level, then one an amount; `levels` are the present ones, and the largest of the run.
+        """
+        while self.width_ns < width_ns:
+            self._double()
+        for column, row in zip((*self._integrals, *self._sums), line, strict=True):
+            column[:] = [before + more for before, more in zip(column, row, strict=True)]
+        self._current, self._peaks = tuple(levels[0]), list(levels[1])
+        self.now_ns = now_ns
+
     def close(self, now_ns: int) -> None:
         """Let the last levels hold until the end of the run."""
         self._advance(now_ns)

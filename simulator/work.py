@@ -54,6 +54,10 @@ class WorkCounter:
         """Tell whether the state's forward runs the model at all."""
         return self._forwards[state].plan.rows > 0
 
+    def constant(self, state: str) -> Block | None:
+        """Give the block of a state's forward where all its counts are constant."""
+        return self._forwards[state].constant if state in self._forwards else None
+
     def count(self, launch: Launch) -> tuple[Work, InFlight]:
         """Count one launch; requests whose forward has no live row cost nothing."""
         requests = len(launch.chunks)
@@ -94,17 +98,17 @@ class _Forward:
     def __init__(self, table: Table, plan: ForwardPlan) -> None:
         self.plan = plan
         self._table = table
-        self._constant: Block | None = None
+        self.constant: Block | None = None
         self._known: dict[int, Block] = {}
         self._radix = [segment.max_count + 1 for segment in plan.segments]
         if all(isinstance(segment.count, Const) for segment in plan.segments):
-            self._constant = self._block([segment.max_count for segment in plan.segments])
+            self.constant = self._block([segment.max_count for segment in plan.segments])
 
     def blocks(self, group: Group) -> list[tuple[Block, int, int]]:
         """Give each distinct block with its number of requests and the sum of their committed slots."""
         kv = group.columns["kv"]
-        if self._constant is not None:
-            return [(self._constant, len(kv), int(kv.sum()))]
+        if self.constant is not None:
+            return [(self.constant, len(kv), int(kv.sum()))]
         code = self._codes(group)
         result = []
         for value in np.unique(code).tolist():

@@ -18,11 +18,11 @@ from fsm_spec.expect import Expected, expect
 from fsm_spec.load import load, shipped
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.simulator.acceptance import parse_accept
-from fsm_spec.simulator.backend import Laws, most_drafts
 from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.model import load_model
+from fsm_spec.simulator.outcomes import Laws, most_drafts
 from fsm_spec.simulator.simulation import Results, Simulation
 from fsm_spec.simulator.theory import accepted_law, expected_rounds
 from fsm_spec.simulator.workload import Workload, parse_arrivals, parse_lengths

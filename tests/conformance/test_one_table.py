@@ -23,10 +23,10 @@ from fsm_spec.expression import Const, subtract
 from fsm_spec.load import load, loads
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.simulator.acceptance import parse_accept
-from fsm_spec.simulator.backend import Laws
 from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.model import load_model
+from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.simulation import Simulation
 from fsm_spec.simulator.workload import Workload, parse_arrivals, parse_lengths
 from fsm_spec.table import Row, Table

@@ -14,10 +14,10 @@ from fsm_spec.load import load, shipped
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.replay import replay_records
 from fsm_spec.simulator.acceptance import parse_accept
-from fsm_spec.simulator.backend import Laws
 from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.model import load_model
+from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.scripted import rerun
 from fsm_spec.simulator.simulation import Simulation
 from fsm_spec.simulator.workload import Workload, parse_arrivals, parse_lengths

@@ -16,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsm_spec.compile import compile_table
-from fsm_spec.expression import evaluate
+from fsm_spec.expression import evaluate, parse
 from fsm_spec.load import load
 from fsm_spec.oracle import holding, oracle
+from fsm_spec.simulator.places import AT, EMITTED, EMITTED_NOW, KV, PROMPT, TRANSITION
+from fsm_spec.simulator.table_code import TableCode
 from fsm_spec.spec import Spec
-from fsm_spec.step import choose, step
+from fsm_spec.step import choose, constants, step
 from fsm_spec.table import NO_STOP, Table
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -119,6 +121,41 @@ def test_shipped_specs_step_as_the_oracle_says(path: Path, *, check: bool) -> No
     """Every shipped spec agrees over long random walks, for its default and its small parameters."""
     table = compile_table(load(path).spec, check=check)
     assert sum(walk_batch(table, seed, requests=20, events=80) for seed in range(2)) > 100
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(decode_specs(), st.integers(0, 2**16))
+def test_code_for_compiled_runs_steps_as_the_table_does(spec: Spec, seed: int) -> None:
+    """The one function of a table that runs call, uncompiled here, moves cells as `step` moves columns."""
+    table, rng = compile_table(spec), random.Random(seed)
+    code = TableCode(table, {"more": [parse("prompt + emitted * 2"), parse("max(kv, 3)")]})
+    scope: dict[str, Any] = {name: np.int64(value) for name, value in constants(code.text).items()}
+    scope |= {"where": lambda condition, yes, no: yes if condition else no, "minimum": min, "maximum": max}
+    exec(code.text, scope)  # noqa: S102 - it is what a compiled run compiles
+    for event in code.events:
+        batch = [new_request(table, rng) for _ in range(6)]
+        for columns in batch:
+            columns |= {name: rng.randint(0, 5) for name in table.column_names if name != "state"}
+            columns |= {"state": table.codes[rng.choice(table.events[event].states)], "limit": 9}
+        args = {arg.name: rng.randint(0, 2) for arg in table.events[event].args}
+        cells = np.zeros((code.rows, len(batch)), np.int64)
+        cells[AT] = np.arange(len(batch))
+        for name in table.column_names:
+            cells[code.column(name)] = [columns[name] for columns in batch]
+        for name, value in args.items():
+            cells[code.argument(event, name)] = value
+        columns = {name: cells[code.column(name)].astype(np.int32) for name in table.column_names}
+        arrays = {name: np.full(len(batch), value, np.int32) for name, value in args.items()}
+        arrays["stop"] = np.full(len(batch), NO_STOP, np.int32)
+        done = step(table, columns, event, arrays, np)
+        scope["run"](code.what[event], 0, len(batch), cells)
+        for name in table.column_names:
+            assert done.columns[name].tolist() == cells[code.column(name)].tolist()
+        assert done.transition.tolist() == cells[TRANSITION].tolist()
+        assert done.emitted.tolist() == cells[EMITTED_NOW].tolist()
+        scope["run"](code.what["more"], 0, len(batch), cells)
+        assert (cells[PROMPT] + 2 * cells[EMITTED]).tolist() == cells[code.results].tolist()
+        assert np.maximum(cells[KV], 3).tolist() == cells[code.results + 1].tolist()
 
 
 def test_an_empty_batch_steps_to_an_empty_batch() -> None:

@@ -15,13 +15,15 @@ from fsm_spec.load import load, shipped
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.replay import replay_records
 from fsm_spec.simulator.acceptance import Acceptance, parse_accept
-from fsm_spec.simulator.backend import Laws, most_drafts
 from fsm_spec.simulator.cost import CostModel, Work
 from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.metrics import UNSET
 from fsm_spec.simulator.model import load_model
-from fsm_spec.simulator.simulation import Results, Simulation, overload
+from fsm_spec.simulator.outcomes import Laws, most_drafts
+from fsm_spec.simulator.overload import Overload
+from fsm_spec.simulator.simulation import Results, Simulation
+from fsm_spec.simulator.stepped_run import SteppedRun
 from fsm_spec.simulator.theory import expected_rounds
 from fsm_spec.simulator.work import InFlight
 from fsm_spec.simulator.workload import ON_FINISH, Requests, Workload, parse_arrivals, parse_lengths
@@ -173,15 +175,23 @@ def test_no_launch_is_faster_than_its_ceilings() -> None:
     seen: list[Work] = []
     requests = workload("poisson:500", 40, "uniform:1:300", "uniform:1:30")
     simulation = Simulation(
-        table_of("uno_linear"), Policy(), ROOMY, COST, requests, Laws(parse_accept("geometric:0.7"))
+        table_of("uno_linear"),
+        Policy(),
+        ROOMY,
+        COST,
+        requests,
+        Laws(parse_accept("geometric:0.7")),
+        stepwise=True,
     )
-    launched = simulation.backend.launched
+    assert isinstance(simulation.replica, SteppedRun)
+    backend = simulation.replica.backend
+    launched = backend.launched
 
     def watched(work: Work, flight: InFlight) -> None:
         seen.append(work)
         launched(work, flight)
 
-    simulation.backend.launched = watched
+    backend.launched = watched
     results = simulation.run()
     assert results.launches == len(seen) > results.iterations
     assert all(COST.device_ns(work) >= COST.ceiling_ns(work) > 0 for work in seen)
@@ -196,7 +206,7 @@ def test_overload_is_said_in_words() -> None:
     assert heavy.verdicts[0].startswith("overloaded: requests arrive at")
     assert () == simulate("ar", workload("poisson:5", 60)).verdicts
     assert () == simulate("ar", workload("closed:60", 120), max_running=4).verdicts
-    assert () == overload(np.zeros(2, np.int64), np.zeros(2, np.int64), closed=False)
+    assert () == Overload(np.zeros(2, np.int64), closed=False).verdicts()
 
 
 def test_deadlock_is_a_sentence() -> None:

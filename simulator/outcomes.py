@@ -1,0 +1,104 @@
+"""What operators find in a launch: which counts are drawn in which state, how large they can be, and by which law."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsm_spec.domain import column_bounds
+from fsm_spec.errors import UserError
+from fsm_spec.expression import Const, Expr
+from fsm_spec.linear import bounds
+from fsm_spec.simulator.acceptance import Acceptance
+from fsm_spec.simulator.lookup import Lookup
+from fsm_spec.simulator.work import WorkCounter
+from fsm_spec.table import Table
+
+
+class Draw(NamedTuple):
+    """Name one count that a forward's operators find: the argument, the operator, and the most it can be."""
+
+    name: str
+    op: str
+    most: Expr
+    drafts: str = ""
+
+
+class Drawn:
+    """Hold what a table says of the outcomes of its launches; each tier's table has its own.
+
+    `draws` are the counts by state, in the order of the operators; `leads` gives, by row, the tokens emitted before
+    the accepted drafts, to know which drafts a cut loses.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.counter = WorkCounter(table)
+        self.draws = {state.name: draws_of(table, state.name) for state in table.states}
+        judged = {state: draw for state, draws in self.draws.items() for draw in draws if draw.op == "accept"}
+        self.leads: dict[int, int] = {}
+        for row in table.rows:
+            before = 0
+            for piece in row.emit:
+                if row.event in judged and piece.name == judged[row.event].drafts:
+                    self.leads[row.index] = before
+                    break
+                length = piece.length(Const(1))
+                before += length.value if isinstance(length, Const) else 0
+
+
+def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
+    """List the counts that the operators of a state's forward find, in order."""
+    forward = table.state(state).forward
+    if forward is None:
+        return ()
+    plan = table.forwards[forward]
+    return tuple(
+        Draw(count.name, op.op, count.most, op.drafts.name if op.drafts else "")
+        for op in plan.operators
+        for count in op.counts
+    )
+
+
+def most_drafts(table: Table, op: str) -> int:
+    """Give the largest count that operators of this kind find under the table's parameters; 0 without any."""
+    limits = column_bounds({column.name: column.max for column in table.columns}, len(table.states))
+    found = [
+        bounds(draw.most, limits)[1]
+        for state in table.states
+        for draw in draws_of(table, state.name)
+        if draw.op == op
+    ]
+    return max(found, default=0)
+
+
+class Law(Protocol):
+    """Draw the counts of an operator, keyed by request and round."""
+
+    @property
+    def seed(self) -> int:
+        """Give the seed."""
+
+    @property
+    def purpose(self) -> int:
+        """Give the purpose that keeps its numbers apart from others."""
+
+    def tail(self, most: int) -> NDArray[np.float64]:
+        """Give the chance that a count of 0..`most` exceeds i, [most], never rising: all that a compiled run needs."""
+
+
+class Laws(NamedTuple):
+    """Hold the laws that outcomes are drawn from; None where a spec has no operator that needs one."""
+
+    acceptance: Acceptance | None = None
+    lookup: Lookup | None = None
+
+    def of(self, op: str, table: Table) -> Law:
+        """Give the law of an operator's counts; raises UserError where none was given."""
+        law = {"accept": self.acceptance, "lookup": self.lookup}.get(op)
+        if law is None:
+            raise UserError(
+                f"{table.name} has the operator {op}, whose results depend on model and text; give --{op}"
+            )
+        return law

@@ -1,0 +1,51 @@
+"""Whether requests of an open loop arrive faster than they are served; a closed loop cannot be overloaded."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Load counts as too much when requests of the last third wait twice as long for admission as those of the first,
+# and more of them wait when the last one arrives than this many, and than this share of all.
+GROWTH, WAITING, SHARE = 2.0, 8, 0.02
+
+Integers = NDArray[np.int64]
+
+
+class Overload:
+    """Watch how long the requests of a run wait for admission; `arrival_ns` are those of all requests."""
+
+    def __init__(self, arrival_ns: Integers, *, closed: bool) -> None:
+        self._count = len(arrival_ns)
+        self._closed = closed or self._count < 3
+        self._first_ns, self._last_ns = (int(arrival_ns[0]), int(arrival_ns[-1])) if self._count else (0, 0)
+        self._waits_ns = [0, 0]
+        self._behind = 0
+
+    def add(self, first: int, arrival_ns: Integers, admitted_ns: Integers) -> None:
+        """Watch some requests, of which the first is number `first`."""
+        if self._closed:
+            return
+        third = self._count // 3
+        waits = admitted_ns - arrival_ns
+        self._waits_ns[0] += int(waits[: max(0, third - first)].sum())
+        self._waits_ns[1] += int(waits[max(0, self._count - third - first) :].sum())
+        self._behind += int((admitted_ns > self._last_ns).sum())
+
+    def verdicts(self) -> tuple[str, ...]:
+        """Say in words that the load is too much; nothing where it is not."""
+        count, behind = self._count, self._behind
+        if self._closed:
+            return ()
+        first, last = (total / 1e9 / (count // 3) for total in self._waits_ns)
+        if behind <= max(WAITING, SHARE * count) or last < GROWTH * first:
+            return ()
+        span = (self._last_ns - self._first_ns) / 1e9
+        served = (count - behind) / span if span > 0 else 0.0
+        rate = count / span if span > 0 else float("inf")
+        message = (
+            f"overloaded: requests arrive at {rate:.3g}/s and are admitted at {served:.3g}/s; those of the last third"
+            f" wait {last:.3g} s for admission, those of the first {first:.3g} s; latencies grow with the length of the"
+            f" run"
+        )
+        return (message,)
