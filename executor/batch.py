@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fsm_spec.executor.models.drafter import ContextRows
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.request import Tokens
 
@@ -25,6 +26,9 @@ class Batch:
     wanted: list[NDArray[np.int64]] = field(default_factory=list)
     gated: list[NDArray[np.bool_]] = field(default_factory=list)
     any_gated: bool = False
+    # For draft models: hidden states beside the rows, and rows without queries.
+    features: list[torch.Tensor] = field(default_factory=list)
+    silent: list[ContextRows] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -42,6 +46,18 @@ class Batch:
             masks=self.masks,
             logits_rows=torch.from_numpy(_joined(self.wanted) if self.wanted else np.zeros(0, np.int64)),
             adapter_rows=torch.from_numpy(np.concatenate(self.gated)) if self.any_gated else None,
+        )
+
+    def joined_features(self) -> torch.Tensor | None:
+        """Join the hidden states beside the rows, [T, width]; None where the model reads none."""
+        return torch.cat(self.features) if self.features else None
+
+    def context_rows(self) -> ContextRows:
+        """Join the rows without queries."""
+        return ContextRows(
+            torch.cat([rows.features for rows in self.silent]),
+            torch.cat([rows.positions for rows in self.silent]),
+            torch.cat([rows.slots for rows in self.silent]),
         )
 
 

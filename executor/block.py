@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fsm_spec.executor.carry import EMPTY, MASK, NOISE, TEXT, Scope
+from fsm_spec.executor.models.drafter import ContextRows
 from fsm_spec.executor.request import Tokens
 from fsm_spec.expression import Const, Expr, Name
 from fsm_spec.kernels.randomness import Purpose, uniform
@@ -35,7 +36,9 @@ class Shape:
     """Hold which rows of a plan live for given counts, and what follows from that alone."""
 
     live: Integers
-    """the live rows among the plan's, [T]"""
+    """the live rows with queries among the plan's, [T]"""
+    silent: Integers
+    """the live rows without queries among the plan's"""
     mask: torch.Tensor
     """bool [T, T]"""
     gated: NDArray[np.bool_]
@@ -56,11 +59,18 @@ class Layout:
         self.segment = np.repeat(np.arange(len(most)), most)
         self.offset = np.concatenate([np.arange(count) for count in most] or [np.zeros(0, np.int64)])
         self.gated = np.array([segments[index].adapter for index in self.segment], np.bool_)
-        # How far ahead of its own position a row predicts.
+        self.query = np.array([segments[index].query for index in self.segment], np.bool_)
+        # How far ahead of its own position a row predicts; beside a hidden state stands the token after it.
         self.ahead = np.array([segments[index].logits == "shifted" for index in self.segment], np.int64)
-        # Rows whose tokens are part of the text, as far as it goes; mask and noise rows stand for tokens to come.
+        self.ahead += np.array([segments[index].features is not None for index in self.segment], np.int64)
+        # Rows whose tokens stand in the text at the rows' positions, as far as it goes; mask and noise rows stand for
+        # tokens to come.
         self.known = np.array(
-            [segments[index].source.name not in (MASK, NOISE) for index in self.segment], np.bool_
+            [
+                segments[index].source.name not in (MASK, NOISE) and segments[index].features is None
+                for index in self.segment
+            ],
+            np.bool_,
         )
         self.fixed = all(segment.count == Const(segment.max_count) for segment in segments)
         self.at = self._from_kv([segment.at for segment in segments])
@@ -68,6 +78,7 @@ class Layout:
         self.same_slot = all(segment.at == segment.slot for segment in segments)
         self._readers = [self._rows_of(operator.rows) for operator in plan.operators]
         self._mask = plan.mask
+        self.captures = any(operator.op == "capture" for operator in plan.operators)
         self._shapes: dict[tuple[int, ...], Shape] = {}
 
     def _from_kv(self, exprs: list[Expr]) -> Integers | None:
@@ -116,13 +127,15 @@ class Layout:
         return found
 
     def _new_shape(self, counts: tuple[int, ...]) -> Shape:
-        alive = self.offset < np.array(counts, np.int64)[self.segment]
+        filled = self.offset < np.array(counts, np.int64)[self.segment]
+        alive = filled & self.query
         live = np.flatnonzero(alive)
         number = alive.cumsum() - 1
         gated = self.gated[live]
         mask = torch.from_numpy(np.ascontiguousarray(self._mask[live][:, live]))
         rows = [reader[alive[reader]] for reader in self._readers]
-        return Shape(live, mask, gated, bool(gated.any()), [(number[own], own) for own in rows])
+        silent = np.flatnonzero(filled & ~self.query)
+        return Shape(live, silent, mask, gated, bool(gated.any()), [(number[own], own) for own in rows])
 
 
 def ancestors(parents: Integers) -> torch.Tensor:
@@ -209,6 +222,22 @@ class Block:
             for tree, shape in zip(trees, self.shapes, strict=True)
         ]
 
+    @property
+    def rows(self) -> int:
+        """Count the live rows with queries of all requests."""
+        return sum(len(shape.live) for shape in self.shapes)
+
+    @property
+    def logit_readers(self) -> list[ReadRows]:
+        """List what is read by the operators that read logits."""
+        operators = self.layout.plan.operators
+        return [rows for rows, plan in zip(self.readers, operators, strict=True) if plan.op != "capture"]
+
+    @property
+    def wanted(self) -> int:
+        """Count the rows of logits that operators read."""
+        return sum(len(rows.numbers) for rows in self.logit_readers)
+
     def flat(self, values: Integers) -> Integers:
         """Take the live rows out of [n, R], request after request: [T]."""
         if self._even:
@@ -242,6 +271,8 @@ class Block:
         ids = np.full(self.positions.shape, EMPTY, np.int64)
         for segment in self.layout.plan.segments:
             into = ids[:, segment.first : segment.first + segment.max_count]
+            if not segment.query:
+                continue
             if segment.source.name == MASK:
                 into[:] = scope.mask_id
             elif segment.source.name == NOISE:
@@ -253,6 +284,23 @@ class Block:
                 self._read(segment.source, into)
                 into[into == MASKED] = scope.mask_id
         return ids
+
+    def features(self, member: int) -> torch.Tensor | None:
+        """Give the hidden states beside the rows of one request, [rows, width]; None where none are read."""
+        pieces = [s.features for s in self.layout.plan.segments if s.features is not None]
+        return self.scope.wide(pieces, member) if pieces else None
+
+    def context_rows(self, member: int, slots: torch.Tensor) -> ContextRows:
+        """Give the rows of one request that have no query, in physical `slots`."""
+        shape = self.shapes[member]
+        sources = [segment.source for segment in self.layout.plan.segments if not segment.query]
+        positions = torch.from_numpy(self.positions[member, shape.silent])
+        return ContextRows(self.scope.wide(sources, member), positions, slots)
+
+    def first_tokens(self, operator: int) -> torch.Tensor:
+        """Give the input id of the first row that an operator reads, int64 [n]."""
+        own = [shape.readers[operator][1][0] for shape in self.shapes]
+        return torch.from_numpy(self.ids[np.arange(len(own)), own])
 
     def _noise(self, positions: Integers) -> Tokens:
         """Draw ids uniformly from NOISE_LOW .. vocabulary - 1, each named by seed and the row's position."""

@@ -1,7 +1,8 @@
 """Carries: named tensors of each request that live across forwards, laid out by the table and moved by its rows.
 
-Token carries of all requests lie in one array each, so that a launch reads them at once; laws, which are as wide as
-the vocabulary, lie by request. What `emit`, `set` and `source` say is read here, by `Scope`.
+Token carries of all requests lie in one array each, so that a launch reads them at once; laws, hidden states and
+numbers, which are tensors of a width that the model knows, lie by request.
+What `emit`, `set` and `source` say is read here, by `Scope`.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class Carries:
 
     def __init__(self, plans: Sequence[CarryPlan]) -> None:
         self.tokens: dict[str, Tokens] = {}
-        self.laws: dict[str, dict[int, torch.Tensor]] = {}
+        self.wide: dict[str, dict[int, torch.Tensor]] = {}
         self.trees: dict[str, dict[int, Tree]] = {}
         self._free = list(range(_FIRST_CAPACITY - 1, -1, -1))
         for plan in plans:
-            if plan.type == "law":
-                self.laws[plan.name] = {}
+            if plan.type in ("law", "feature", "real"):
+                self.wide[plan.name] = {}
             elif plan.type == "tree":
                 self.trees[plan.name] = {}
             else:
@@ -60,8 +61,8 @@ class Carries:
         """Forget all carries of a line."""
         for values in self.tokens.values():
             values[line] = EMPTY
-        for laws in self.laws.values():
-            laws.pop(line, None)
+        for tensors in self.wide.values():
+            tensors.pop(line, None)
         for trees in self.trees.values():
             trees.pop(line, None)
 
@@ -77,7 +78,8 @@ class Scope:
     """Hold what pieces of a transition may read: text, carries, outputs, and integers before the event.
 
     `requests` and `lines` are parallel; `integers` are columns and arguments, [n]; `outputs` are arrays [n, length]
-    of tokens and of rows, tensors [n, length, vocabulary] of laws, and trees of n requests.
+    of tokens and of rows, tensors [n, length, width] of laws and hidden states, [n, length] of numbers, and trees of
+    n requests.
     """
 
     requests: Sequence[Request]
@@ -115,14 +117,14 @@ class Scope:
         """Read several pieces one after the other: a copy."""
         return np.concatenate([self.tokens(piece, member) for piece in pieces])
 
-    def law(self, pieces: Sequence[Piece], member: int) -> torch.Tensor:
-        """Read laws [length, vocabulary] of one member."""
+    def wide(self, pieces: Sequence[Piece], member: int) -> torch.Tensor:
+        """Read laws, hidden states [length, width] or numbers [length] of one member."""
         parts = []
         for piece in pieces:
             output = self.outputs.get(piece.name)
             assert output is None or isinstance(output, torch.Tensor)
             whole = (
-                self.carries.laws[piece.name][int(self.lines[member])] if output is None else output[member]
+                self.carries.wide[piece.name][int(self.lines[member])] if output is None else output[member]
             )
             parts.append(whole[self.edge(piece.start, member) : self.edge(piece.stop, member)])
         return parts[0] if len(parts) == 1 else torch.cat(parts)

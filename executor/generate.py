@@ -5,7 +5,7 @@ The server drives the same session with many requests; `fsm-spec generate` drive
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
@@ -15,8 +15,10 @@ import torch
 from fsm_spec.engine import Engine, Iteration
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.executor.cache import PageAllocator, PagedCache
+from fsm_spec.executor.drafting import DraftModel
 from fsm_spec.executor.logprobs import Scores
 from fsm_spec.executor.models.config import ModelConfig
+from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.operators import Operators
 from fsm_spec.executor.request import Controls, Request
@@ -41,6 +43,14 @@ class CausalModel(Protocol):
 
     def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
         """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
+
+    def forward_captured(
+        self,
+        rows: RowBatch,
+        cache: Any,  # noqa: ANN401 -- the model's own kind of cache
+        capture: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run rows as `forward` does, and give hidden states [rows, width] of the named layers beside the logits."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +112,11 @@ class _Stream:
 class Session:
     """Run requests under one table on one model: add them, iterate, and read what they gave.
 
-    `pool` sizes the KV cache; `trace` receives what happens (see `fsm_spec/trace.py`).
+    `pool` sizes the KV cache; `trace` receives what happens (see `fsm_spec/trace.py`); `drafters` are the draft
+    models that the table names.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- a session ties all parts together
         self,
         table: Table,
         model: CausalModel,
@@ -116,6 +127,7 @@ class Session:
         mask_id: int | None = None,
         operators: Operators | None = None,
         trace: TraceWriter | None = None,
+        drafters: Mapping[str, Drafter] | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -138,6 +150,12 @@ class Session:
             mask_id=self.mask_id,
             operators=operators,
             carry=tiers.carry,
+            drafters={
+                name: DraftModel(
+                    drafter, PagedCache(drafter.config, pool.pages, pool.page_size, drafter.dtype)
+                )
+                for name, drafter in (drafters or {}).items()
+            },
         )
         self.engine = Engine(table, policy, pool, self.runner, trace)
         self._streams: dict[int, _Stream] = {}

@@ -62,19 +62,43 @@ class Operators:
         )
         return np.asarray(tokens)
 
-    def run(self, block: Block, logits: torch.Tensor, sampling: Sampling) -> dict[str, NDArray[np.int32]]:
+    def run(
+        self,
+        block: Block,
+        logits: torch.Tensor,
+        sampling: Sampling,
+        hidden: torch.Tensor | None = None,
+        drafter: Any = None,  # noqa: ANN401 -- a draft model of any kind
+    ) -> dict[str, NDArray[np.int32]]:
         """Run all operators of a block in order -> counts by name, int32 [n]; outputs and counts enter its scope.
 
-        `logits` [m, V] hold the rows of each operator in order, those of one operator request after request.
+        `logits` [m, V] hold the rows of each operator in order, those of one operator request after request;
+        `hidden` [T, width] are the states of all rows of the block, `drafter` the draft model that ran them.
         """
         args: dict[str, NDArray[np.int32]] = {}
         at = 0
         for index, plan in enumerate(block.layout.plan.operators):
             rows = block.readers[index]
-            part = logits[at : at + len(rows.positions)]
-            at += len(rows.positions)
-            part = shape_block(block, rows, part, draft=plan.draft, mask_id=block.scope.mask_id)
-            values = self._run_one(plan, block, part, rows, sampling)
+            values: Sequence[Any]
+            if plan.op == "capture":
+                assert hidden is not None, "the runner asked for hidden states"
+                states = rows.square(hidden[torch.from_numpy(rows.numbers)], 0.0)
+                path = block.scope.outputs[plan.read["path"]] if "path" in plan.read else None
+                assert path is None or isinstance(path, np.ndarray)
+                values = (self.readings[plan.key](states, None if path is None else torch.from_numpy(path)),)
+            else:
+                part = logits[at : at + len(rows.positions)]
+                at += len(rows.positions)
+                part = shape_block(block, rows, part, draft=plan.draft, mask_id=block.scope.mask_id)
+                if plan.key == "sample:markov":
+                    assert hidden is not None, "a draft model gives its hidden states"
+                    states = rows.square(hidden[torch.from_numpy(rows.numbers)], None)
+                    first = block.first_tokens(index)
+                    values = self._sample_sequential(
+                        plan, block.scope, part, rows, sampling, states, first, drafter
+                    )
+                else:
+                    values = self._run_one(plan, block, part, rows, sampling)
             for value, output in zip(values, plan.outputs, strict=False):
                 if output.kind == "count":
                     args[output.name] = value.numpy().astype(np.int32)
@@ -213,6 +237,36 @@ class Operators:
         found = [rows.square(tokens, EMPTY)]
         return found if law is None else [*found, rows.square(law, 0.0)]
 
+    def _sample_sequential(
+        self,
+        plan: OperatorPlan,
+        scope: Scope,
+        logits: torch.Tensor,
+        rows: ReadRows,
+        sampling: Sampling,
+        states: torch.Tensor,
+        first: torch.Tensor,
+        drafter: Any,  # noqa: ANN401 -- a draft model with a head over the token before
+    ) -> Sequence[torch.Tensor]:
+        """Draft from left to right -> tokens [n, g], laws [n, g, V], survival [n, g], as many as are wanted."""
+        tokens, laws = self.readings[plan.key](
+            rows.square(logits, None),
+            first,
+            drafter.biases(states),
+            sampling.rows,
+            sampling.seeds,
+            rows.square(torch.from_numpy(rows.positions), None),
+            self.chooser,
+            plan.rule,
+            exclude=scope.mask_id,
+            want_law=len(plan.out) > 1,
+        )
+        found = [tokens] if laws is None else [tokens, laws]
+        if len(plan.out) > 2:
+            previous = torch.cat((first[:, None], tokens[:, :-1]), 1)
+            found.append(drafter.survival(states, previous))
+        return found
+
     def _accept(
         self,
         reading: Reading,
@@ -245,5 +299,5 @@ class Operators:
     def _laws(self, scope: Scope, name: str, length: int) -> torch.Tensor:
         """Stack the laws of the drafts, [n, length, V]."""
         piece = (Piece(name, Const(0), Const(length)),)
-        laws = [scope.law(piece, member) for member in range(len(scope.requests))]
+        laws = [scope.wide(piece, member) for member in range(len(scope.requests))]
         return laws[0].unsqueeze(0) if len(laws) == 1 else torch.stack(laws)

@@ -7,7 +7,7 @@ block tables the allocator's (`cache.py`), text and counts the request's (`reque
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from fsm_spec.executor.block import Block, Layout
 from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.carry import Carries, Scope
 from fsm_spec.executor.control import shape_first
+from fsm_spec.executor.drafting import Drafting, DraftModel, Ran
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.operators import Operators, Sampling
 from fsm_spec.executor.request import Request, Tokens
@@ -33,7 +34,11 @@ from fsm_spec.table import END, NO_STOP, CarryPlan, Row, Table
 
 # The output that a prefill gives, as the life cycle's rows name it.
 NEXT = "next"
+# The hidden states of its last row, as draft models read them.
+FEATURES = "features"
 _MOST_GROUPS = 1024
+# A prefill chunk, the rows of the target's batch up to its end, and how many of them give logits.
+ReadChunk = tuple[Chunk, int, int]
 
 
 class Model(Protocol):
@@ -42,16 +47,25 @@ class Model(Protocol):
     def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
         """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
 
+    def forward_captured(
+        self,
+        rows: RowBatch,
+        cache: Any,  # noqa: ANN401 -- the model's own kind of cache
+        capture: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run rows as `forward` does, and give hidden states [rows, width] of the named layers beside the logits."""
+
 
 class Runner:
     """Run launches on a model: a `Backend` of the engine.
 
     `mask_id` stands on mask rows and is never proposed as a draft; `vocabulary` bounds the ids of noise rows.
+    `drafters` are the draft models that the table names, each with a cache in slots of the same numbers.
     Requests are made known by `add` under the engine's numbers, and forgotten at their end. `carry` gives the carries
     where those of `table` are not the largest that a policy's tiers ask for.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- a runner ties all parts together
         self,
         table: Table,
         model: Model,
@@ -62,7 +76,9 @@ class Runner:
         mask_id: int,
         operators: Operators | None = None,
         carry: Sequence[CarryPlan] = (),
+        drafters: Mapping[str, DraftModel] | None = None,
     ) -> None:
+        self.drafting = Drafting(table, drafters or {}, allocator)
         self.model = model
         self.cache = cache
         self.allocator = allocator
@@ -80,6 +96,7 @@ class Runner:
         # What the present launch gave, by event; for prefills by request.
         self._blocks: dict[str, Block] = {}
         self._first: dict[int, Tokens] = {}
+        self._states: dict[int, torch.Tensor] = {}
         self._runs: list[Tokens] = []
 
     def use(self, table: Table) -> None:
@@ -103,69 +120,117 @@ class Runner:
     # Launches --------------------------------------------------------------------------------------------------
 
     def launch(self, launch: Launch) -> list[Args]:
-        """Run a launch: one forward over the rows of all groups and chunks, then the operators of each group."""
-        batch = Batch()
-        blocks = [self._block(group, batch) for group in launch.groups]
-        read = [(chunk, self._add_chunk(chunk, batch)) for chunk in launch.chunks]
-        if not batch.total:
-            return self._operate(launch, blocks, read, self._no_logits)
+        """Run a launch: a forward over the rows of all groups and chunks by model, then the operators of each group."""
+        batches: dict[str | None, Batch] = {None: Batch(), **{name: Batch() for name in self.table.models}}
+        blocks = [self._block(group, batches) for group in launch.groups]
+        chunks = [(chunk, *self._add_chunk(chunk, batches[None])) for chunk in launch.chunks]
+        if not any(batch.total or batch.silent for batch in batches.values()):
+            return self._operate(launch, blocks, chunks, {None: Ran(self._no_logits)})
         # Entering the mode costs as much as a few operations, so once a launch and only where a model runs.
         with torch.inference_mode():
-            logits = self.model.forward(batch.rows(), self.cache)
-            self.forwards += 1
-            return self._operate(launch, blocks, read, logits)
+            ran: dict[str | None, Ran] = {None: self._run_target(batches[None], blocks, chunks)}
+            for name in self.table.models:
+                hidden = ran[None].hidden
+                for chunk, stop, _ in chunks:
+                    states = None if hidden is None else hidden[stop - chunk.tokens : stop]
+                    self.drafting.prefill(name, chunk, self.requests[chunk.request], states, batches[name])
+                ran[name] = self.drafting.run(name, batches[name])
+            return self._operate(launch, blocks, chunks, ran)
+
+    def _run_target(self, batch: Batch, blocks: list[Block], chunks: Sequence[ReadChunk]) -> Ran:
+        """Run the target, with the hidden states that draft models read where this launch is asked for them."""
+        if not batch.total:
+            return Ran(self._no_logits)
+        self.forwards += 1
+        capture = self.drafting.capture
+        asked = chunks or any(block.layout.captures and block.layout.plan.model is None for block in blocks)
+        if not capture or not asked:
+            return Ran(self.model.forward(batch.rows(), self.cache))
+        ran = Ran(*self.model.forward_captured(batch.rows(), self.cache, capture))
+        assert ran.hidden is not None
+        for chunk, stop, _ in chunks:
+            if chunk.last:
+                self._states[chunk.request] = ran.hidden[stop - 1 : stop].clone()
+        return ran
 
     def _operate(
-        self, launch: Launch, blocks: list[Block], read: list[tuple[Chunk, int]], logits: torch.Tensor
+        self,
+        launch: Launch,
+        blocks: list[Block],
+        chunks: Sequence[ReadChunk],
+        ran: Mapping[str | None, Ran],
     ) -> list[Args]:
-        """Run the operators of each group, and sample after prefills, on their parts of the logits.
-
-        `read` counts the rows of each prefill chunk whose logits are there.
-        """
-        at = 0
+        """Run the operators of each group, and sample after prefills, on their parts of the logits."""
+        read = dict.fromkeys(ran, 0)
+        passed = dict.fromkeys(ran, 0)
         results: list[Args] = []
         for group, block in zip(launch.groups, blocks, strict=True):
-            wanted = sum(len(rows.numbers) for rows in block.readers)
+            plan = block.layout.plan
+            given, at, first = ran[plan.model], read[plan.model], passed[plan.model]
+            read[plan.model] += block.wanted
+            passed[plan.model] += block.rows
             results.append(
-                self.operators.run(block, logits[at : at + wanted], self._sampling(group.requests))
+                self.operators.run(
+                    block,
+                    given.logits[at : read[plan.model]],
+                    self._sampling(group.requests),
+                    None if given.hidden is None else given.hidden[first : passed[plan.model]],
+                    None if plan.model is None else self.drafting.models[plan.model].model,
+                )
             )
             self._blocks[group.state] = block
-            at += wanted
-        self._read_chunks(read, logits[at:])
+        self._read_chunks([(chunk, count) for chunk, _, count in chunks], ran[None].logits[read[None] :])
         return results
 
-    def _block(self, group: Group, batch: Batch) -> Block:
-        """Lay out the rows of a group and add them to the batch."""
+    def _block(self, group: Group, batches: Mapping[str | None, Batch]) -> Block:
+        """Lay out the rows of a group and add them to the batch of their model."""
         scope = self._scope(group.requests, group.columns)
-        block = Block(
-            self._layout_of[group.state], scope, self._sampling(group.requests).seeds, self.vocabulary
-        )
-        if block.layout.plan.rows == 0:
+        layout = self._layout_of[group.state]
+        block = Block(layout, scope, self._sampling(group.requests).seeds, self.vocabulary)
+        if layout.plan.rows == 0:
             return block
+        batch, target = batches[layout.plan.model], layout.plan.model is None
         first = batch.total
         batch.ids.append(block.flat(block.ids))
         batch.positions.append(block.flat(block.positions))
         slots = batch.positions[-1] if block.slots is block.positions else block.flat(block.slots)
         at = 0
-        for number, request, kv, shape, mask in zip(
-            group.requests.tolist(),
-            scope.requests,
-            group.columns["kv"].tolist(),
-            block.shapes,
-            block.masks,
-            strict=True,
+        for member, (number, request, kv, shape, mask) in enumerate(
+            zip(
+                group.requests.tolist(),
+                scope.requests,
+                group.columns["kv"].tolist(),
+                block.shapes,
+                block.masks,
+                strict=True,
+            )
         ):
             count = len(shape.live)
-            batch.slots.append(self._physical(number, slots[at : at + count]))
-            batch.context.append(self.allocator.slots(number, 0, kv))
+            own = slots[at : at + count]
+            batch.slots.append(self._physical(number, own))
+            # All that lies before its rows is committed, or was written for later forwards of this round.
+            batch.context.append(self.allocator.slots(number, 0, kv if target or not count else int(own[0])))
             batch.masks.append(mask)
             batch.gated.append(shape.gated)
             batch.any_gated |= shape.any_gated
             at += count
             batch.row_start.append(first + at)
-            request.forwards += count > 0
-        batch.wanted += [first + rows.numbers for rows in block.readers]
+            if target:
+                request.forwards += count > 0
+            else:
+                self._add_states(block, member, number, batch)
+        batch.wanted += [first + rows.numbers for rows in block.logit_readers]
         return block
+
+    def _add_states(self, block: Block, member: int, number: int, batch: Batch) -> None:
+        """Add the hidden states that a request's rows of a draft model read."""
+        features = block.features(member)
+        if features is not None:
+            batch.features.append(features)
+        silent = block.shapes[member].silent
+        if len(silent):
+            slots = self._physical(number, block.slots[member, silent])
+            batch.silent.append(block.context_rows(member, slots))
 
     def _physical(self, number: int, slots: NDArray[np.int64]) -> torch.Tensor:
         """Map a request's own slots through its block table."""
@@ -176,8 +241,8 @@ class Runner:
             return self.allocator.slots(number, low, low + len(slots))
         return self.allocator.slots(number, 0, int(slots.max()) + 1)[torch.from_numpy(slots)]
 
-    def _add_chunk(self, chunk: Chunk, batch: Batch) -> int:
-        """Add the rows of a prefill chunk; count those whose logits are wanted: the last ones."""
+    def _add_chunk(self, chunk: Chunk, batch: Batch) -> tuple[int, int]:
+        """Add the rows of a prefill chunk; give the rows of the batch behind it, and how many last ones give logits."""
         request = self.requests[chunk.request]
         unit = self.table.prefill_block
         stop = chunk.start + chunk.tokens
@@ -194,7 +259,7 @@ class Runner:
         if request.scores is not None and request.scores.wants_prompt:
             wanted = stop - start
         batch.wanted.append(np.arange(batch.total - wanted, batch.total))
-        return wanted
+        return batch.total, wanted
 
     def _samples(self, chunk: Chunk) -> bool:
         return chunk.last and self._reads_logits(self.requests[chunk.request], chunk.start)
@@ -310,6 +375,7 @@ class Runner:
         elif event == life_cycle.FIRST:
             for number in numbers.tolist():
                 self._first.pop(number, None)
+                self._states.pop(number, None)
 
     def _compact(self, block: Block, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
         """Move the KV of kept rows that are not the first ones together, for all requests of an event at once."""
@@ -350,14 +416,14 @@ class Runner:
             if name in tokens
             else scope.tree(pieces[0].name, member)
             if name in self.carries.trees
-            else scope.law(pieces, member)
+            else scope.wide(pieces, member)
             for name, pieces in row.carries
         ]
         for (name, _), value in zip(row.carries, values, strict=True):
             if isinstance(value, Tree):
                 self.carries.trees[name][line] = value
             elif isinstance(value, torch.Tensor):
-                self.carries.laws[name][line] = value
+                self.carries.wide[name][line] = value
             else:
                 tokens[name][line] = value
 
@@ -378,6 +444,8 @@ class Runner:
             first = [self._first.get(number) for number in numbers.tolist()]
             if all(tokens is not None for tokens in first):
                 scope.outputs[NEXT] = np.concatenate([tokens for tokens in first if tokens is not None])
+            if self.drafting.capture:
+                scope.outputs[FEATURES] = torch.stack([self._states[number] for number in numbers.tolist()])
         return scope
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -63,6 +65,16 @@ class ToyModel:
                 lines.append(self._logits(tuple(sorted(context + own)), block[row][0], block[row][2]))
         logits = torch.tensor(lines, dtype=torch.float64).reshape(-1, self.vocabulary)
         return logits[rows.logits_rows]
+
+    def forward_captured(
+        self, rows: RowBatch, cache: ToyCache, capture: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run rows as `forward` does; a row's hidden state [1] names all that the row saw, whatever the layers."""
+        del capture  # a toy has no layers
+        everything = replace(rows, logits_rows=torch.arange(len(rows.token_ids)))
+        logits = self.forward(everything, cache)
+        finite = logits.masked_fill(logits.isinf(), 0.0)
+        return logits[rows.logits_rows], finite.sum(1, keepdim=True)
 
     def after(self, text: tuple[int, ...]) -> tuple[float, ...]:
         """Give the logits after a clean text, as the target's own decoding sees it."""

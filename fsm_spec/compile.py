@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsm_spec import expression, life_cycle
+from fsm_spec import draft_cache, expression, life_cycle
 from fsm_spec.domain import column_bounds
 from fsm_spec.errors import SpecError, UserError
 from fsm_spec.expression import Const, Expr, Name, Op, evaluate, interval, to_text
@@ -21,7 +21,7 @@ from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, OutputPlan, SegmentPlan
 from fsm_spec.soundness import Fault, faults_of, shown_params
 from fsm_spec.spec import Accept, BlockContract, Operation, Unmask
-from fsm_spec.table import ArgPlan, CarryPlan, ColumnPlan, EventPlan, Row, StatePlan, Table
+from fsm_spec.table import ArgPlan, CarryPlan, ColumnPlan, EventPlan, ModelPlan, Row, StatePlan, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Rows of one request's block: beyond it a plan is a slip of the pen (the largest published layout has 1,056).
 MAX_ROWS: Final = 4_096
 # What operators read by name, and the integers they read.
-_READ: Final = ("q", "block", "tree", "root")
+_READ: Final = ("q", "block", "tree", "root", "path")
 _NUMBERS: Final = (
     "size",
     "min",
@@ -125,6 +125,9 @@ class _Compiler:
         if self.block is not None and self.block < 1:
             self.faults.append((("contract", "block"), f"a block of {self.block} tokens; give 1 or more"))
             self.block = 1
+        self.models = {
+            name: ModelPlan(name, model.kind, self._sub(model.behind)) for name, model in spec.models.items()
+        }
         self.forwards = {name: self._forward(name, forward) for name, forward in spec.forwards.items()}
 
     # Parts -----------------------------------------------------------------------------------------------------
@@ -159,7 +162,8 @@ class _Compiler:
             before: Expr = Const(0)
             for index, segment in enumerate(forward.segments):
                 path: Path = ("forwards", name, *forward.segments_key, index)
-                plan = self._segment(segment, before, sum(s.max_count for s in segments), path)
+                base = self._base(forward)
+                plan = self._segment(segment, base, before, sum(s.max_count for s in segments), path)
                 if groups is not None:
                     plan = self._grouped(segment, plan, group, width)
                 segments.append(plan)
@@ -172,9 +176,17 @@ class _Compiler:
                     f"the plan has {count:,} rows for {shown_params(self.params)}; {MAX_ROWS:,} at most",
                 )
             )
-        operators = tuple(self._operator(op, segments) for op in forward.ops)
+        operators = tuple(self._operator(op, forward, segments) for op in forward.ops)
         both_ways = groups is not None and groups.inside == "bidirectional"
-        return ForwardPlan(name, forward.attention, tuple(segments), operators, both_ways)
+        return ForwardPlan(
+            name, forward.attention, tuple(segments), operators, both_ways, model=forward.model
+        )
+
+    def _base(self, forward: Forward) -> Expr:
+        """Give the slot that the first row takes if nothing else is said: the one behind the committed ones."""
+        if forward.model is None:
+            return Name("kv")
+        return draft_cache.committed(self.models[forward.model].behind)
 
     def _grouped(self, segment: Segment, plan: SegmentPlan, group: int, width: Expr) -> SegmentPlan:
         """Place the rows of one group: positions go on from its head, slots from row to row of the block.
@@ -199,7 +211,7 @@ class _Compiler:
         name = f"{plan.name}[{group}]"
         return replace(plan, name=name, at=at, slot=slot, source=source, kv=kv, group=group)
 
-    def _segment(self, segment: Segment, before: Expr, first: int, path: Path) -> SegmentPlan:
+    def _segment(self, segment: Segment, base: Expr, before: Expr, first: int, path: Path) -> SegmentPlan:
         count = self._sub(segment.count)
         low, high = bounds(count, self.bounds)
         if low < 0 or high >= 2**30:
@@ -210,7 +222,7 @@ class _Compiler:
                 )
             )
             high = max(0, min(high, MAX_ROWS))
-        at = self._sub(segment.at) if segment.at is not None else simplify(expression.add(Name("kv"), before))
+        at = self._sub(segment.at) if segment.at is not None else simplify(expression.add(base, before))
         slot = self._sub(segment.slot) if segment.slot is not None else at
         source = segment.source[0] if isinstance(segment.source, list) else segment.source
         return SegmentPlan(
@@ -224,9 +236,11 @@ class _Compiler:
             segment.weights == "adapter",
             segment.logits,
             segment.kv,
+            features=None if segment.features is None else self._piece(segment.features, {}),
+            query=segment.query,
         )
 
-    def _operator(self, op: Operation, segments: list[SegmentPlan]) -> OperatorPlan:
+    def _operator(self, op: Operation, forward: Forward, segments: list[SegmentPlan]) -> OperatorPlan:
         listed = getattr(op, "rows", [])
         named = [listed] if isinstance(listed, str) else list(listed)
         rows = tuple(s.name for name in named for s in segments if s.name.partition("[")[0] == name)
@@ -241,10 +255,10 @@ class _Compiler:
             )
             for name, output in outputs_of(op)
         )
-        # Rows whose text is no token of the request propose; all others speak for the target.
-        draft = any(
-            s.name in rows and (s.source.name in ("mask", "noise") or s.adapter) for s in segments
-        ) or isinstance(op, Unmask)
+        # Rows of draft models, and those whose text is no token of the request, propose; all others speak for the
+        # target.
+        unsure = any(s.name in rows and (s.source.name in ("mask", "noise") or s.adapter) for s in segments)
+        draft = unsure or isinstance(op, Unmask) or forward.model is not None
         drafts = self._piece(op.drafts, {}) if isinstance(op, Accept) else None
         return OperatorPlan(
             key_of(op),
@@ -332,6 +346,7 @@ class _Compiler:
             forwards=self.forwards,
             fill=fill,
             block=self.block,
+            models=self.models,
             always={text: self._sub(value) for text, value in spec.check.always.items()},
             sometimes={text: self._sub(value) for text, value in spec.check.sometimes.items()},
             eventually=spec.check.eventually,
@@ -340,6 +355,8 @@ class _Compiler:
         )
         paths = {index: ("transitions", number) for index, (number, _) in enumerate(origin) if number >= 0}
         self.faults += faults_of(table, self.bounds, paths)
+        under = shown_params(self.params)
+        self.faults += draft_cache.faults_of(table, self.bounds, paths, under)
         return with_peaks(table, self.bounds)
 
     def _contract(self) -> tuple[Contract | None, Expr | None]:
@@ -352,9 +369,12 @@ class _Compiler:
 
     def _first_values(self, fill: Expr) -> tuple[tuple[str, tuple[Piece, ...]], ...]:
         """Give the carries that have a value where a request enters the start state."""
-        text = Piece("text", fill, expression.add(Name("prompt"), Name("emitted")))
+        known = {
+            "text": Piece("text", fill, expression.add(Name("prompt"), Name("emitted"))),
+            "features": Piece("features", Const(0), Const(1)),
+        }
         return tuple(
-            (name, tuple(text if piece.name == "text" else piece for piece in carry.init))
+            (name, tuple(known.get(piece.name, piece) for piece in carry.init))
             for name, carry in self.spec.carry.items()
             if carry.init is not None
         )
@@ -373,9 +393,14 @@ class _Compiler:
         if state.forward is not None and state.forward in self.forwards:
             if self.spec.contract:
                 holding["committed"] = Name("kv")
-            for segment in self.forwards[state.forward].segments:
+            plan = self.forwards[state.forward]
+            for segment in plan.segments:
                 kind = KIND_OF_FATE[segment.kv]
-                holding[kind] = simplify(expression.add(holding[kind], segment.count))
+                if plan.model is None:
+                    holding[kind] = simplify(expression.add(holding[kind], segment.count))
+                else:  # up to its last row, the slots of a draft cache are those of the target's
+                    end = expression.add(segment.slot, segment.count)
+                    holding["scratch"] = difference(end, Name("kv"))
         if state.kv is not None:
             asserted = {kind: self._sub(getattr(state.kv, kind)) for kind in KINDS}
             if state.forward is not None:
@@ -417,16 +442,20 @@ class _Compiler:
             else:
                 texts = value if isinstance(value, list) else [value]
                 carries.append((name, tuple(self._piece(parse_piece(str(text)), outputs) for text in texts)))
+        drafts = plan is not None and plan.model is not None
+        keep = self._sub(transition.keep)
         return Row(
             -1,
             (source,),
             transition.on or source,
             transition.to,
             self._sub(transition.when),
-            self._sub(transition.keep),
+            # What stays in a draft model's cache is none of the target's slots; `draft_cache.py` follows it.
+            Const(0) if drafts else keep,
             emit,
             tuple(sets),
             tuple(carries),
+            draft_keep=keep if drafts else Const(0),
             keep_rows=transition.keep_rows,
             keep_stride=None if transition.keep_stride is None else self._value(transition.keep_stride),
             line=self.line_of(("transitions", index)),

@@ -46,6 +46,10 @@ def guard_text(row: Row) -> str:
 def effect(row: Row, table: Table) -> list[str]:
     """Print what a row does to KV, text, columns and carries, one part each."""
     parts = []
+    if row.draft_keep != Const(0):
+        forward = table.state(row.sources[0]).forward
+        model = table.forwards[forward].model if forward is not None else None
+        parts.append(f"keep {expression_text(row.draft_keep, table)} in {model}")
     if row.keep != Const(0):
         parts.append(f"keep {expression_text(row.keep, table)}{_which_rows(row)}")
     if row.emit:

@@ -175,8 +175,17 @@ def _carry_set(
         return  # masks fill a carry to its end, and other findings say what is unknown
     total = expression.total(lengths)
     off = scope.off_by(total, carry.length)
-    if off is not None:
+    if off is not None and (off[0] > 0 or not _grows(scope, target)):
         yield path, f"{quoted(target)} holds {to_text(carry.length)}, and {to_text(total)} are set{off[1]}"
+
+
+def _grows(scope: Scope, carry: str) -> bool:
+    """Tell whether a carry is filled piece by piece: some transition sets it to its own first tokens and more."""
+    return any(
+        isinstance(value, list) and str(value[0]).startswith(f"{carry}[:")
+        for transition in scope.spec.transitions
+        for value in [transition.set.get(carry)]
+    )
 
 
 def _carried(target: str, text: object) -> Piece:

@@ -14,7 +14,7 @@ from fsm_spec.piece import Piece
 from fsm_spec.scope import PENDING, Scope, Violation, listed, segment_of, segment_path, sources
 from fsm_spec.spec import Accept, Forward, Segment, Walk
 
-_ORDER: Final = ("keep", "provisional", "scratch")
+_ORDER: Final = ("keep", "provisional", "open", "scratch")
 
 
 def rules(scope: Scope) -> Iterator[Violation]:
@@ -29,9 +29,13 @@ def rules(scope: Scope) -> Iterator[Violation]:
                 order = f"{segment.kv} rows stand behind {_ORDER[reached]} rows"
                 yield path, f"{order}; put {segment.name} before them, or give its slot"
             reached = max(reached, rank)
-            if segment.kv != "scratch":
+            if segment.kv in ("keep", "provisional"):
                 yield from _stays(scope, forward, segment, path)
-            if segment.kv == "provisional" and not scope.lost(("forwards", name, "ops")):
+            if (
+                segment.kv == "provisional"
+                and forward.model is None
+                and not scope.lost(("forwards", name, "ops"))
+            ):
                 yield from _judged(scope, segment, accept, path)
         if accept is not None and scope.claims:
             yield from _judges(forward, accept, ("forwards", name, "ops", forward.ops.index(accept), "rows"))
@@ -56,7 +60,7 @@ def _stays(scope: Scope, forward: Forward, segment: Segment, path: Path) -> Iter
         yield path, f"{fate}, but KV of {blank[0]} rows never persists; write kv: scratch"
     elif forward.attention == "block-causal" and not whole:
         yield path, f"{fate}, but block-causal rows may stay under a block contract only; write kv: scratch"
-    elif forward.attention == "bidirectional":
+    elif forward.attention == "bidirectional" and segment.query:
         yield path, f"{fate}, but KV of a bidirectional pass is not the target's; write kv: scratch"
     elif segment.weights != "base":
         yield path, f"{fate}, but KV written with the adapter is not the target's; write kv: scratch"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from fsm_spec.findings import Path, quoted
 from fsm_spec.scope import PENDING, Scope, Violation, forward_of, listed, segment_path, sources, sources_of
-from fsm_spec.spec import Accept, Transition, Unmask, Walk
+from fsm_spec.spec import Accept, Operation, Transition, Unmask, Walk
 from fsm_spec.verified import pieces
 
 
@@ -115,18 +115,23 @@ def reads(scope: Scope, state: str) -> Iterator[tuple[Path, str]]:
         for index, segment in enumerate(forward.segments):
             for piece in sources(segment):
                 yield (*segment_path(name, forward, index), "source"), piece.name
+            if segment.features is not None:
+                yield (*segment_path(name, forward, index), "features"), segment.features.name
         for index, op in enumerate(forward.ops):
-            path: Path = ("forwards", name, "ops", index)
-            if isinstance(op, Accept):
-                yield (*path, "drafts"), op.drafts.name
-                yield (*path, "q"), op.q or PENDING
-            elif isinstance(op, Unmask):
-                yield (*path, "block"), op.block
-            elif isinstance(op, Walk):
-                yield (*path, "tree"), op.tree
+            yield from _operator_reads(op, ("forwards", name, "ops", index))
     for index, transition in enumerate(scope.spec.transitions):
         if state in sources_of(transition):
             yield from _transition_reads(scope, transition, ("transitions", index))
+
+
+def _operator_reads(op: Operation, path: Path) -> Iterator[tuple[Path, str]]:
+    if isinstance(op, Accept):
+        yield (*path, "drafts"), op.drafts.name
+        yield (*path, "q"), op.q or PENDING
+    elif isinstance(op, Unmask):
+        yield (*path, "block"), op.block
+    elif isinstance(op, Walk):
+        yield (*path, "tree"), op.tree
 
 
 def _transition_reads(scope: Scope, transition: Transition, path: Path) -> Iterator[tuple[Path, str]]:
@@ -145,6 +150,7 @@ def _unused(scope: Scope) -> Iterator[Violation]:
     """Whatever is declared is read somewhere; what is only written says nothing."""
     for group, what in (
         ("params", "the parameter {} is never read"),
+        ("models", "the model {} is run by no forward"),
         ("columns", "the column {} is never read"),
         ("carry", "the carry {} is never read"),
         ("forwards", "the forward {} is run by no state"),

@@ -15,7 +15,7 @@ from fsm_spec.expression import Const, Expr, Op
 if TYPE_CHECKING:
     from fsm_spec.spec import Operation
 
-Kind = Literal["token", "law", "count", "index", "tree"]
+Kind = Literal["token", "law", "count", "index", "tree", "feature", "real"]
 # Counts the rows of segments; None where one of them is not known.
 Rows = Callable[[str | list[str]], Expr | None]
 Length = Callable[[Any, Rows], Expr | None]
@@ -34,7 +34,8 @@ class Output:
     """Describe one output of an operator.
 
     `kind`: `token` (ids), `law` (float32 distributions, one a token), `index` (rows of the block), `tree` (nodes with
-    token, parent and depth) or `count` (an integer that guards and effects may read).
+    token, parent and depth), `feature` (hidden states), `real` (numbers) or `count` (an integer that guards and
+    effects may read).
     `most` gives the length of the others, or the upper bound of a count; `least` is a count's lower bound.
     Both are over parameters and columns; None where a segment that they ask for is not known.
     """
@@ -56,8 +57,8 @@ class Operator:
 
 def key_of(op: Operation) -> str:
     """Name an operation's entry in the registry: `accept:match`, `lookup`."""
-    rule = getattr(op, "rule", None)
-    return op.op if rule is None or op.op == "sample" else f"{op.op}:{rule}"
+    rule = getattr(op, "head" if op.op == "sample" else "rule", None)
+    return op.op if rule is None else f"{op.op}:{rule}"
 
 
 def outputs_of(op: Operation) -> tuple[tuple[str, Output], ...]:
@@ -116,6 +117,19 @@ OPERATORS: Final[dict[str, Operator]] = {
             "draw one token for each row from its law (argmax at temperature 0), and give the laws drawn from",
             "inverse of the cumulative law at one counter-based uniform a row",
             (Output("token", _row_count), Output("law", _row_count)),
+        ),
+        Operator(
+            "sample:markov",
+            "draw a token for each row from left to right, each under a bias that reads the token before; give the "
+            "laws drawn from, and the chance that each draft and all before it are accepted",
+            "DSpark's sequential and confidence heads (deepseek-ai/DeepSpec)",
+            (Output("token", _row_count), Output("law", _row_count), Output("real", _row_count)),
+        ),
+        Operator(
+            "capture",
+            "give the hidden states of rows: the target's, as its draft models read them, or a draft model's own",
+            "DFlash (arXiv 2602.06036), EAGLE-3 (arXiv 2503.01840)",
+            (Output("feature", _row_count),),
         ),
         Operator(
             "accept:greedy",

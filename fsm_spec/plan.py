@@ -23,9 +23,14 @@ if TYPE_CHECKING:
     from fsm_spec.operators import Kind
     from fsm_spec.piece import Piece
 
-Fate = Literal["keep", "provisional", "scratch"]
+Fate = Literal["keep", "provisional", "open", "scratch"]
 KINDS = ("committed", "provisional", "scratch")
-KIND_OF_FATE: dict[str, str] = {"keep": "committed", "provisional": "provisional", "scratch": "scratch"}
+KIND_OF_FATE: dict[str, str] = {
+    "keep": "committed",
+    "provisional": "provisional",
+    "open": "scratch",
+    "scratch": "scratch",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,10 @@ class SegmentPlan:
     kv: Fate
     # The group that the rows belong to; -1 outside of groups.
     group: int = -1
+    # Hidden states beside the source, in rows of some draft models.
+    features: Piece | None = None
+    # Whether the rows have queries; without, only their K and V are written.
+    query: bool = True
 
     def content(self) -> dict[str, Any]:
         """Give the plan as JSON values, the form that the digest reads."""
@@ -57,6 +66,8 @@ class SegmentPlan:
             "logits": self.logits,
             "kv": self.kv,
             "group": self.group,
+            **({} if self.features is None else {"features": str(self.features)}),
+            **({} if self.query else {"query": False}),
         }
 
 
@@ -133,6 +144,8 @@ class ForwardPlan:
     operators: tuple[OperatorPlan, ...]
     # Whether rows of a group that are no heads see the rows of their group behind them.
     both_ways: bool = False
+    # The draft model that runs; None for the target.
+    model: str | None = None
 
     @property
     def rows(self) -> int:
@@ -174,6 +187,7 @@ class ForwardPlan:
     def content(self) -> dict[str, Any]:
         """Give the plan as JSON values, the form that the digest reads."""
         return {
+            **({} if self.model is None else {"model": self.model}),
             "attention": self.attention,
             "both_ways": self.both_ways,
             "segments": [segment.content() for segment in self.segments],

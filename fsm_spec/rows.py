@@ -10,7 +10,7 @@ from fsm_spec.expression import Expr, to_text
 from fsm_spec.findings import Path
 from fsm_spec.piece import Piece
 from fsm_spec.scope import Place, Scope, Violation, listed, segment_of, segment_path, sources
-from fsm_spec.spec import Accept, Forward, Grow, Lookup, Operation, Segment, Unmask, Walk
+from fsm_spec.spec import Accept, Capture, Forward, Grow, Lookup, Operation, Sample, Segment, Unmask, Walk
 
 # Numbers that rules need, and numbers that they read; a rule reads no others.
 _NUMBERS: Final = {
@@ -95,7 +95,8 @@ def _segment(scope: Scope, forward: Forward, segment: Segment, path: Path) -> It
         elif source.name not in ("mask", "noise"):
             known = scope.carries.get(source.name)
             tree = known is not None and known.kind == "tree"
-            yield from scope.piece(source, where, scope.carries, "", place, "tree" if tree else "token")
+            kind: operators.Kind = "tree" if tree else "token" if segment.query else "feature"
+            yield from scope.piece(source, where, scope.carries, "", place, kind)
             whole.append(
                 source.length(known.length) if known is not None and known.length is not None else None
             )
@@ -103,11 +104,21 @@ def _segment(scope: Scope, forward: Forward, segment: Segment, path: Path) -> It
         tokens = expression.total(length for length in whole if length is not None)
         grouped = isinstance(segment.source, list) and forward.groups is not None
         wanted = forward.groups.count if grouped and forward.groups is not None else segment.count
-        off = scope.off_by(wanted, tokens)
-        if off is not None and off[0] > 0:
-            names = ", ".join(map(str, read))
-            message = f"{to_text(wanted)} rows of {segment.name} read {to_text(tokens)} tokens of {names}"
-            yield (*path, "count"), f"{message}: {off[0]} too many{off[1]}"
+        yield from _enough(scope, segment, wanted, tokens, f"tokens of {', '.join(map(str, read))}", path)
+    states = None if segment.features is None else scope.carries.get(segment.features.name)
+    if segment.features is not None and states is not None and states.length is not None:
+        held = segment.features.length(states.length)
+        yield from _enough(scope, segment, segment.count, held, f"states of {segment.features}", path)
+
+
+def _enough(
+    scope: Scope, segment: Segment, rows: Expr, held: Expr, what: str, path: Path
+) -> Iterator[Violation]:
+    """Hold rows to as many tokens or states as they read."""
+    off = scope.off_by(rows, held)
+    if off is not None and off[0] > 0:
+        message = f"{to_text(rows)} rows of {segment.name} read {to_text(held)} {what}"
+        yield (*path, "count"), f"{message}: {off[0]} too many{off[1]}"
 
 
 def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator[Violation]:
@@ -116,10 +127,13 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
         for key in ("size", "min", "max"):
             yield from scope.numbers(getattr(op, key), (*path, key), scope.place(columns=False))
         return
-    yield from _read_rows(scope, forward, op.rows, (*path, "rows"))
+    yield from _read_rows(scope, forward, op, (*path, "rows"))
     yield from _numbers(scope, op, path)
     if isinstance(op, Accept):
         yield from _accept(scope, forward, op, path, place)
+    elif isinstance(op, Capture) and op.path is not None:
+        known = scope.results[forward]
+        yield from scope.piece(Piece(op.path), (*path, "path"), known, forward, place, "index")
     elif isinstance(op, Unmask):
         yield from scope.piece(Piece(op.block), (*path, "block"), scope.carries, "", place, "token")
         yield from _as_many(scope, forward, op, op.block, path)
@@ -132,16 +146,20 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
         )
 
 
-def _read_rows(scope: Scope, forward: str, rows: str | list[str], path: Path) -> Iterator[Violation]:
-    """Hold an operator to segments that exist and give logits."""
+def _read_rows(
+    scope: Scope, forward: str, op: Accept | Capture | Grow | Sample | Unmask | Walk, path: Path
+) -> Iterator[Violation]:
+    """Hold an operator to segments that exist and give logits, which hidden states do without."""
     plan = scope.spec.forwards[forward]
-    for position, name in enumerate(listed(rows)):
-        inside = (*path, position) if isinstance(rows, list) else path
+    for position, name in enumerate(listed(op.rows)):
+        inside = (*path, position) if isinstance(op.rows, list) else path
         segment = segment_of(plan, name)
         if segment is None and scope.hurt(("forwards", forward, *plan.segments_key)):
             scope.doubt.add(name)  # the segment that was left out may be this one
         elif segment is None:
             yield from scope.unknown(name, "the segment", [known.name for known in plan.segments], inside)
+        elif isinstance(op, Capture):
+            continue
         elif segment.logits == "none" and not scope.hurt(segment_path(forward, plan, segment)):
             yield inside, f"the rows of {name} give no logits; write logits: shifted (or own) on them"
         scope.used.add(("rows", forward, name))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
-from fsm_spec import effects, expression, fates, flow, masks, resizing, rows, verified
+from fsm_spec import draft_rows, effects, expression, fates, flow, masks, resizing, rows, verified
 from fsm_spec.expression import Expr, evaluate, to_text
 from fsm_spec.findings import MAX_FINDINGS, Path, nearest, quoted
 from fsm_spec.piece import Piece
@@ -43,7 +43,9 @@ def violations(
 def _all(scope: Scope) -> Iterator[Violation]:
     yield from _chained(scope, _names, _params, _columns, _carries, _check)
     sound = True
-    for violation in _chained(scope, rows.rules, _states, _events, effects.rules, fates.rules):
+    for violation in _chained(
+        scope, rows.rules, draft_rows.rules, _states, _events, effects.rules, fates.rules
+    ):
         sound = False
         yield violation
     # Whether a token is final depends on every part on its way, so these rules wait until the parts are in order.
@@ -181,10 +183,16 @@ def _carries(scope: Scope) -> Iterator[Violation]:
             yield path, f"a carry of type {carry.type} has the shape {wanted}"
         for index, piece in enumerate(carry.init or ()):
             where: Path = ("carry", name, "init", index)
-            if carry.type != "token" or piece not in (Piece("text"), Piece("mask")):
+            if carry.type == "feature":
+                if piece != Piece("features"):
+                    yield (
+                        where,
+                        "a carry of hidden states starts with features, those of the last prefilled row",
+                    )
+            elif carry.type != "token" or piece not in (Piece("text"), Piece("mask")):
                 yield where, "a carry of tokens starts with text (the tokens behind kv), mask, or both"
-            elif piece.name == "text" and scope.block is None:
-                yield where, "only a block contract leaves text behind kv; write mask alone"
+            elif piece.name == "text" and scope.spec.contract == "full":
+                yield where, "the contract full leaves no text behind kv; write mask alone"
     if scope.block is not None:
         yield from scope.numbers(scope.block, ("contract", "block"), place)
 

@@ -37,6 +37,8 @@ _KINDS: Final = {
     "count": "a count",
     "index": "rows of the block",
     "tree": "a tree",
+    "feature": "hidden states",
+    "real": "numbers",
 }
 # What an abstract model may read of the pool: slots a page, and slots in the pages that a request owns.
 PAGE_SIZE: Final = "page_size"

@@ -84,6 +84,11 @@ def _head(table: Table) -> list[str]:
         )
     for index, condition in enumerate(spec.require):
         lines += _wrapped("" if index else "require", to_text(condition))
+    for index, model in enumerate(table.models.values()):
+        about = spec.models[model.name].about
+        lag = f"its cache {to_text(model.behind)} rows behind"
+        value = f"{model.name}: {model.kind}, {lag}{': ' + about if about else ''}"
+        lines += _wrapped("" if index else "models", value)
     for index, column in enumerate(table.columns):
         about = spec.columns[column.name].about
         value = f"{column.name} (0 to {column.max}, starts at {to_text(column.init)}){': ' + about if about else ''}"
@@ -115,9 +120,12 @@ def _states(table: Table) -> list[str]:
 def _forward(table: Table, plan: ForwardPlan) -> list[str]:
     about = table.spec.forwards[plan.name].about
     shape = f"{plan.attention}, {plan.rows} row{'s' if plan.rows != 1 else ''}" if plan.rows else "no rows"
-    lines = [f"forward {plan.name}: {shape}{' - ' + about if about else ''}"]
+    model = "" if plan.model is None else f"{plan.model}, "
+    lines = [f"forward {plan.name}: {model}{shape}{' - ' + about if about else ''}"]
     if plan.segments:
-        rows = [["rows", "segment", "source", "count", "position", "slot", "weights", "logits", "KV"]]
+        rows = [
+            ["rows", "segment", "source", "beside", "count", "position", "slot", "weights", "logits", "KV"]
+        ]
         rows += [_segment(segment, table) for segment in plan.segments]
         lines += columns(rows)
     lines += [f"  {_operator(operator, table)}" for operator in plan.operators]
@@ -131,11 +139,12 @@ def _segment(segment: SegmentPlan, table: Table) -> list[str]:
         span,
         segment.name,
         pieces_text([segment.source], table),
+        "" if segment.features is None else pieces_text([segment.features], table),
         "" if segment.count == Const(segment.max_count) else to_text(segment.count),
         to_text(segment.at),
         "" if segment.slot == segment.at else to_text(segment.slot),
         "adapter" if segment.adapter else "base",
-        segment.logits,
+        segment.logits if segment.query else "no query",
         segment.kv,
     ]
 
@@ -160,10 +169,14 @@ def _operator(operator: OperatorPlan, table: Table) -> str:
         words = f"{number['size']} nodes from {read['root']}, the {number['top']} likeliest of each depth of {rows}"
     elif operator.op == "walk":
         what, words = f"walk by {operator.rule}", f"{read['tree']} judged by {rows}"
+    elif operator.op == "capture":
+        along = f" along {read['path']}" if "path" in read else ""
+        what, words = "capture", f"the hidden states of {rows}{along}"
     else:
         whose = "draft" if operator.draft else "target"
         how = "a draw" if operator.rule == "law" else "the most likely token"
-        what, words = f"sample {rows}", f"{how} of the {whose} law"
+        head = ", each under the head over the token before" if operator.key != "sample" else ""
+        what, words = f"sample {rows}", f"{how} of the {whose} law{head}"
     chosen = [
         f"{name} {number[name]}"
         for name in ("top", "threshold", "bound", "quota")

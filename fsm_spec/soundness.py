@@ -53,7 +53,7 @@ class _Judge:
                 for row in rows:
                     yield from self._bounds(row, event)
         for forward, plan in self.table.forwards.items():
-            yield from self._slots(plan, ("forwards", forward, "rows"))
+            yield from self._slots(plan, ("forwards", forward, "rows"), behind=plan.model is None)
         if self.table.contract in ("pending", "full"):
             for start in self.table.states:
                 if start.round:
@@ -105,17 +105,19 @@ class _Judge:
         forward = self.table.state(row.sources[0]).forward
         if forward is not None:
             segments = self.table.forwards[forward].segments
-            lasting = expression.total(segment.count for segment in segments if segment.kv != "scratch")
+            lasting = expression.total(
+                segment.count for segment in segments if segment.kv in ("keep", "provisional")
+            )
             what = f"keep leaves {to_text(lasting)} lasting rows, minus {to_text(row.keep)},"
             yield (*path, "keep"), what, difference(lasting, row.keep), 2**30
         for index, piece in enumerate(row.emit):
             yield (*path, "emit", index), f"the length of {piece}", piece.length(Const(1)), 2**30
 
-    def _slots(self, plan: ForwardPlan, path: Path) -> Iterator[Fault]:
-        """Hold every row to slots behind the committed ones, and rows of one forward to slots of their own."""
+    def _slots(self, plan: ForwardPlan, path: Path, *, behind: bool) -> Iterator[Fault]:
+        """Hold every row to slots `behind` the target's committed ones, and rows of one forward to their own."""
         kv = Name("kv")
         for index, segment in enumerate(plan.segments):
-            for what, place in (("position", segment.at), ("slot", segment.slot)):
+            for what, place in (("position", segment.at), ("slot", segment.slot)) if behind else ():
                 low = bounds(difference(place, kv), self.columns)[0]
                 if low < 0:
                     key = "slot" if what == "slot" and segment.slot != segment.at else "at"

@@ -149,16 +149,31 @@ class Carry(Node):
     shape: list[IntExpr | Literal["vocab"]] = Field(
         description="sizes; vocab stands for the vocabulary", max_length=3
     )
-    type: Literal["token", "law", "tree"] = Field(
+    type: Literal["token", "law", "tree", "feature", "real"] = Field(
         description="token: ids; law: float32 distributions over the vocabulary; "
-        "tree: nodes with token, parent and depth, parents before children"
+        "tree: nodes with token, parent and depth, parents before children; "
+        "feature: hidden states of a model; real: numbers"
     )
     init: list[PieceText] | None = Field(
         default=None,
-        description="value where a request enters the start state: text (the tokens behind kv) and mask",
+        description="value where a request enters the start state: text (the tokens behind kv) and mask; "
+        "features (what draft models read of the last prefilled row) for a carry of type feature",
         max_length=MAX_ITEMS,
     )
     about: str = Field(default="", description="what it holds")
+
+
+class DraftModel(Node):
+    """Declare a model beside the target, with a KV cache of its own in slots of the same numbers."""
+
+    kind: Literal["language_model", "context_head", "feature_head", "token_heads"] = Field(
+        description="language_model: reads tokens; context_head: reads the target's hidden states as rows without "
+        "queries; feature_head, token_heads: read a hidden state beside each token"
+    )
+    behind: IntExpr = Field(
+        description="rows that its cache has less than the target's: it has kv - behind committed ones"
+    )
+    about: str = Field(default="", description="what it does")
 
 
 class Segment(Node):
@@ -167,7 +182,7 @@ class Segment(Node):
     name: NameText = Field(description="name by which operators refer to these rows")
     source: SourceText = Field(
         description="text of the rows: mask, noise, or a carry, whole or sliced; "
-        "in groups a list, whose token j stands in group j"
+        "in groups a list, whose token j stands in group j; hidden states where query is false"
     )
     count: IntExpr = Field(
         default=expression.Const(1), description="number of rows; ragged where it reads a column"
@@ -184,8 +199,15 @@ class Segment(Node):
     logits: Literal["none", "shifted", "own"] = Field(
         default="none", description="shifted: a row predicts the next position; own: its own position"
     )
-    kv: Literal["keep", "provisional", "scratch"] = Field(
-        description="keep: stays; provisional: stays up to the accepted count; scratch: read by no other forward"
+    features: PieceText | None = Field(
+        default=None, description="hidden states that the rows of a feature_head or of token_heads read"
+    )
+    query: Flag = Field(
+        default=True, description="false: the rows of a context_head whose K and V alone are written"
+    )
+    kv: Literal["keep", "provisional", "open", "scratch"] = Field(
+        description="keep: stays; provisional: stays up to the accepted count; open: a draft model's later forwards "
+        "of the round see it; scratch: read by no other forward"
     )
 
 
@@ -199,9 +221,26 @@ class Sample(Node):
         description="law: draw from the processed distribution; argmax: its most likely token; "
         "argmax_of_law: that token beside the law it was not drawn from (not lossless with rejection)",
     )
-    out: NameText | Annotated[list[NameText], Field(min_length=1, max_length=2)] = Field(
-        description="tokens, or [tokens, law]"
+    head: Literal["markov"] | None = Field(
+        default=None,
+        description="markov: a context_head's head over the token before, which draws from left to right",
     )
+    out: NameText | Annotated[list[NameText], Field(min_length=1, max_length=3)] = Field(
+        description="tokens, or [tokens, law]; with a head also the chance that each draft survives"
+    )
+
+
+class Capture(Node):
+    """Give the hidden states of rows."""
+
+    op: Literal["capture"] = Field(description="give the hidden states of rows")
+    rows: NameText | list[NameText] = Field(
+        description="rows of the target, for its draft models to read, or of a draft model for its own next rows"
+    )
+    path: NameText | None = Field(
+        default=None, description="result of a walk: the states of its rows, in its order"
+    )
+    out: NameText = Field(description="the hidden states, one a row")
 
 
 class Accept(Node):
@@ -308,6 +347,7 @@ def _kind(value: Any) -> str | None:
 
 Operation = Annotated[
     Annotated[Sample, Tag("sample")]
+    | Annotated[Capture, Tag("capture")]
     | Annotated[Accept, Tag("accept")]
     | Annotated[Unmask, Tag("unmask")]
     | Annotated[Grow, Tag("grow")]
@@ -328,9 +368,12 @@ class Groups(Node):
 
 
 class Forward(Node):
-    """Describe one pass of the target model: its rows in segments, and the operators on its logits, in order."""
+    """Describe one pass of a model: its rows in segments, and the operators on its logits, in order."""
 
     about: str = Field(default="", description="what it does")
+    model: NameText | None = Field(
+        default=None, description="the draft model that runs, with its own cache; the target by default"
+    )
     attention: Literal["causal", "bidirectional", "block-causal", "groups", "tree"] = Field(
         default="causal",
         description="which rows of its block a row sees (committed KV is always seen); block-causal: all, and prefill "
@@ -473,6 +516,9 @@ class Spec(Node):
         default=None,
         description="pending: KV = prompt + emitted - 1 where a round starts; full: KV = prompt + emitted; "
         "{block: B}: KV = prompt + emitted, rounded down to whole blocks",
+    )
+    models: dict[NameText, DraftModel] = Field(
+        default_factory=dict, description="draft models beside the target", max_length=MAX_ITEMS
     )
     columns: dict[NameText, Column] = Field(
         default_factory=dict,

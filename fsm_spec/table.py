@@ -83,7 +83,16 @@ class CarryPlan:
 
     name: str
     shape: tuple[int | None, ...]
-    type: Literal["token", "law", "tree"]
+    type: Literal["token", "law", "tree", "feature", "real"]
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """Describe a draft model: its kind, and the rows that its cache has less than the target's."""
+
+    name: str
+    kind: Literal["language_model", "context_head", "feature_head", "token_heads"]
+    behind: Expr
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,8 @@ class Row:
     # Which rows are kept, if not the first: those of a walk's path, by the output's name, or every such row.
     keep_rows: str | None = None
     keep_stride: int | None = None
+    # Rows that become committed in the draft model's cache, where the forward is a draft model's.
+    draft_keep: Expr = expression.ZERO
     built_in: bool = False
     line: int = 0
 
@@ -124,6 +135,7 @@ class Row:
             "when": to_text(self.guard),
             "to": self.target,
             "keep": [to_text(self.keep), self.keep_rows, self.keep_stride],
+            **({} if self.draft_keep == expression.ZERO else {"draft_keep": to_text(self.draft_keep)}),
             "emit": [str(piece) for piece in self.emit],
             "set": {name: to_text(value) for name, value in self.sets},
             "carry": {name: [str(piece) for piece in pieces] for name, pieces in self.carries},
@@ -151,6 +163,7 @@ class Table:
     spec: Spec
     # Tokens of a block under the contract block.
     block: int | None = None
+    models: Mapping[str, ModelPlan] = field(default_factory=dict)
     # What an abstract model reads as `page_size`; tables with a contract leave pages to the scheduler.
     page_size: int = 1
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -257,6 +270,11 @@ class Table:
                 }
                 for state in self.states
             ],
+            **(
+                {"models": {m.name: [m.kind, to_text(m.behind)] for m in self.models.values()}}
+                if self.models
+                else {}
+            ),
             "columns": [{"name": c.name, "init": to_text(c.init), "max": c.max} for c in self.columns],
             "carry": [{"name": c.name, "shape": list(c.shape), "type": c.type} for c in self.carry],
             "events": [

@@ -40,10 +40,11 @@ def rules(scope: Scope) -> Iterator[Violation]:
     """Judge what is kept and emitted on the whole way of a token, and what pending is set to."""
     yield from _claim(scope)
     final = final_carries(scope)
+    carried = set(scope.carries)
     yield from _paired(scope)
     for name, forward in scope.spec.forwards.items():
         for index, segment in enumerate(forward.segments if scope.claims else ()):
-            unknown = [piece for piece in sources(segment) if piece.name in set(scope.carries) - final]
+            unknown = [piece for piece in sources(segment) if segment.query and piece.name in carried - final]
             if segment.kv == "keep" and unknown:
                 message = f"{segment.name} keeps the KV of {unknown[0]}, which no verifier has accepted"
                 yield (
@@ -60,6 +61,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
         for forward_name in dict.fromkeys(forward_of(scope.spec, state) for state in sources_of(transition)):
             if forward_name is not None:
                 yield from _emitted(scope, transition, forward_name, path, final)
+                yield from _captured(scope, transition, forward_name, path)
                 yield from _accepted(scope, transition, forward_name, path)
 
 
@@ -72,7 +74,7 @@ def _paired(scope: Scope) -> Iterator[Violation]:
             for transition in scope.spec.transitions:
                 drafts, law = (transition.set.get(carry) for carry in (op.drafts.name, op.q))
                 if {op.drafts.name, op.q}.isdisjoint(transition.set) or _one_draw(
-                    scope, transition, drafts, law
+                    scope, transition, drafts, law, {op.drafts.name: op.q}
                 ):
                     continue
                 message = f"{op.q} is not everywhere the law that {op.drafts.name} was drawn from"
@@ -81,14 +83,19 @@ def _paired(scope: Scope) -> Iterator[Violation]:
                 break
 
 
-def _one_draw(scope: Scope, transition: Transition, drafts: object, law: object) -> bool:
-    """Tell whether drafts and law are set from the outputs of one sample, over the same rows."""
+def _one_draw(
+    scope: Scope, transition: Transition, drafts: object, law: object, pairs: dict[str, str]
+) -> bool:
+    """Tell whether drafts and law are set from the outputs of one sample, over the same rows.
+
+    `pairs` names them: the part that is carried on is a pair as well.
+    """
     if drafts is None or law is None:
         return False
     tokens, laws = pieces(drafts), pieces(law)
     for state in sources_of(transition):
         forward = scope.spec.forwards[forward_of(scope.spec, state) or ""]
-        pairs = {
+        pairs |= {
             op.out[0]: op.out[1]
             for op in forward.ops
             if isinstance(op, Sample) and isinstance(op.out, list) and len(op.out) > 1
@@ -146,7 +153,9 @@ def final_results(forward: Forward) -> set[str]:
 def _clean(forward: Forward, name: str) -> bool:
     """Tell whether a segment speaks for the target: causal, base weights, and nothing unverified before it."""
     segment = segment_of(forward, name)
-    if segment is None or segment.logits != "shifted" or forward.attention not in ("causal", "groups"):
+    if forward.model is not None or segment is None or segment.logits != "shifted":
+        return False
+    if forward.attention not in ("causal", "groups"):
         return False
     before = forward.segments[: forward.segments.index(segment) + 1]
     return all(row.kv == "keep" and row.weights == "base" for row in before)
@@ -161,8 +170,12 @@ def final_carries(scope: Scope) -> set[str]:
         forwards = [forward_of(scope.spec, state) for state in sources_of(transition)]
         known = [final_results(scope.spec.forwards[forward]) for forward in forwards if forward is not None]
         results = set.intersection(*known) if known else set()
+        # What is emitted here is verified, as other rules see to.
+        emitted = set(map(str, transition.emit)) if scope.claims else set()
         for target in set(transition.set) & final:
             for piece in pieces(transition.set[target]):
+                if str(piece) in emitted:
+                    continue
                 holders.setdefault(piece.name, set()).add(target)
                 if piece.name not in final | results:
                     todo.append(target)
@@ -236,6 +249,26 @@ def _emitted(
         if piece.name not in vouched:
             message = f"{piece} is emitted before the target has verified it"
             yield (*path, "emit", index), f"{message}; judge it by accept, or claim: no"
+
+
+def _captured(scope: Scope, transition: Transition, forward: str, path: Path) -> Iterator[Violation]:
+    """Hold the target's hidden states that a carry takes to the rows whose KV is kept."""
+    plan = scope.spec.forwards[forward]
+    results = scope.results[forward]
+    for target, value in transition.set.items():
+        if plan.model is not None or target not in scope.carries or scope.carries[target].kind != "feature":
+            continue
+        taken = expression.total(
+            piece.length(results[piece.name].length or Const(0))
+            for piece in pieces(value)
+            if piece.name in results
+        )
+        if difference(taken, transition.keep) != Const(0):
+            message = f"{target} takes the hidden states of {to_text(simplify(taken))} rows"
+            yield (
+                (*path, "set", target),
+                f"{message}, and {to_text(transition.keep)} are kept; take those of the rows that are kept",
+            )
 
 
 def _accepted(scope: Scope, transition: Transition, forward: str, path: Path) -> Iterator[Violation]:

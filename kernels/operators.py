@@ -8,8 +8,10 @@ from typing import Any
 
 from fsm_spec.kernels.acceptance import ACCEPT_RULES, LOSSY_ACCEPT_RULES, accept
 from fsm_spec.kernels.acceptance_plain import accept_plain
+from fsm_spec.kernels.capture import capture, capture_plain
 from fsm_spec.kernels.lookup import lookup, lookup_plain
 from fsm_spec.kernels.sampling import sample, sample_plain
+from fsm_spec.kernels.sequential import sample_sequential, sample_sequential_plain
 from fsm_spec.kernels.tree import grow_best
 from fsm_spec.kernels.tree_plain import grow_best_plain
 from fsm_spec.kernels.unmask import UNMASK_RULES, unmask
@@ -22,6 +24,8 @@ Operator = Callable[..., Any]
 # Operators over a batch of tensors.
 OPERATORS: dict[str, Operator] = {
     "sample": sample,
+    "sample:markov": sample_sequential,
+    "capture": capture,
     **{f"accept:{rule}": partial(accept, rule) for rule in (*ACCEPT_RULES, *LOSSY_ACCEPT_RULES)},
     **{f"unmask:{rule}": partial(unmask, rule) for rule in UNMASK_RULES},
     "grow:best": grow_best,
@@ -32,6 +36,8 @@ OPERATORS: dict[str, Operator] = {
 # The same for one row or request, over lists; draws go through `choose_one`.
 PLAIN: dict[str, Operator] = {
     "sample": sample_plain,
+    "sample:markov": sample_sequential_plain,
+    "capture": capture_plain,
     **{f"accept:{rule}": partial(accept_plain, rule) for rule in (*ACCEPT_RULES, *LOSSY_ACCEPT_RULES)},
     **{f"unmask:{rule}": partial(unmask_plain, rule) for rule in UNMASK_RULES},
     "grow:best": grow_best_plain,

@@ -16,7 +16,7 @@ output multipliers and soft caps, DFlash2's convolutions and candidate selector,
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,39 @@ class ContextHead:
         if config.confidence:
             read = hidden + (config.markov_rank if config.confidence_with_markov else 0)
             self.confidence = ConfidenceHead(reader, read, temperatures)
+
+    @property
+    def has_markov(self) -> bool:
+        """Tell whether a head over the token before stands on the draft logits."""
+        return self.markov is not None
+
+    @property
+    def has_confidence(self) -> bool:
+        """Tell whether a head predicts which drafts are accepted."""
+        return self.confidence is not None
+
+    def biases(self, hidden: Tensor) -> Callable[[int, Tensor], Tensor]:
+        """Give the bias [n, vocab] of draft k by the tokens [n] before it, for k = 0, 1, .. in order.
+
+        `hidden` [n, g, hidden] are the normed states of the draft rows.
+        """
+        assert self.markov is not None, "the runner has asked for the head"
+        head, state = self.markov, self.markov.start(len(hidden))
+
+        def bias(step: int, previous: Tensor) -> Tensor:
+            nonlocal state
+            added, state = head.step(state, previous, hidden[:, step])
+            return added
+
+        return bias
+
+    def survival(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Give the chance that each draft and all before it are accepted, [n, g]; `previous` [n, g] precede them."""
+        assert self.confidence is not None, "the runner has asked for the head"
+        embedded = None
+        if self.shape.confidence_with_markov and self.markov is not None:
+            embedded = self.markov.embed(previous)
+        return self.confidence.survival(self.confidence.logits(hidden, embedded))
 
     @torch.inference_mode()
     def write_context(self, rows: ContextRows, cache: PagedCache) -> None:

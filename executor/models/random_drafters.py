@@ -12,11 +12,13 @@ import torch
 
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.context_head import ContextHead, ContextHeadConfig
+from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.feature_head import FeatureHead, FeatureHeadConfig
 from fsm_spec.executor.models.language_drafter import LanguageDrafter
 from fsm_spec.executor.models.random import random_weights
 from fsm_spec.executor.models.token_heads import MODULE, TokenHeads
 from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.table import Table
 
 Weights = dict[str, torch.Tensor]
 
@@ -142,3 +144,27 @@ def token_head_weights(target: ModelConfig, seed: int) -> Weights:
 def random_token_heads(target: Transformer, *, seed: int = 1) -> TokenHeads:
     """Make a module for a target."""
     return TokenHeads(token_head_weights(target.config, seed), target, target.dtype)
+
+
+def random_drafters(table: Table, target: Transformer, *, seed: int = 1) -> dict[str, Drafter]:
+    """Make a random draft model for each that a table declares, with a head over the token before where it is read."""
+    heads = {
+        plan.model
+        for plan in table.forwards.values()
+        for operator in plan.operators
+        if operator.key == "sample:markov"
+    }
+    return {
+        name: _random(plan.kind, target, "vanilla" if name in heads else None, seed)
+        for name, plan in table.models.items()
+    }
+
+
+def _random(kind: str, target: Transformer, markov: str | None, seed: int) -> Drafter:
+    if kind == "language_model":
+        return random_language_drafter(target, seed=seed)
+    if kind == "context_head":
+        return random_context_head(target, markov=markov, seed=seed)
+    if kind == "feature_head":
+        return random_feature_head(target, seed=seed)
+    return random_token_heads(target, seed=seed)

@@ -13,6 +13,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.executor.adapter import random_adapter
 from fsm_spec.executor.generate import Options, Session, trace_header
 from fsm_spec.executor.models.random import tiny_model
+from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.operators import Operators
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
@@ -66,6 +67,7 @@ class Executor:
             pool=pool,
             policy=policy,
             operators=operators,
+            drafters=random_drafters(table, self.model),
             trace=writer if replays else None,
         )
         numbers = [

@@ -22,6 +22,8 @@ from fsm_spec.executor.operators import Operators, Reading
 from fsm_spec.executor.request import Request
 from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.toy import ToyCache, ToyModel
+from fsm_spec.executor.toy_drafters import toy_drafters
+from fsm_spec.expression import evaluate
 from fsm_spec.kernels.enumeration import Enumerator, enumerate_outcomes
 from fsm_spec.kernels.law import SamplingParams, law_plain
 from fsm_spec.kernels.operators import OPERATORS
@@ -90,6 +92,7 @@ class Run:
             vocabulary=VOCABULARY,
             mask_id=MASK,
             operators=Operators(Enumerator(), {**OPERATORS, **(readings or {})}),
+            drafters=toy_drafters(table, PAGES * PAGE_SIZE, VOCABULARY),
         )
         engine = Engine(table, Policy(), Pool(PAGES, PAGE_SIZE), runner, planner=planner)
         request = Request(PROMPT, limit, params)
@@ -98,7 +101,8 @@ class Run:
 
     def iterate(self, chooser: Enumerator) -> Run:
         """Return the run after one iteration; slots whose KV is not committed are made unreadable in it."""
-        shared = (self.engine.table, self.runner.model, self.engine.planner)
+        drafters = [draft.model for draft in self.runner.drafting.models.values()]
+        shared = (self.engine.table, self.runner.model, self.engine.planner, *drafters)
         after = copy.deepcopy(self, {id(each): each for each in shared})
         after.runner.operators.chooser = chooser
         after.engine.iterate()
@@ -114,6 +118,18 @@ class Run:
             return torch.zeros(0, dtype=torch.int64)
         return self.runner.allocator.slots(0, 0, int(self.engine.columns["kv"][live[0]]))
 
+    def drafted(self, name: str) -> tuple[object, ...]:
+        """List what the cache of a draft model has committed."""
+        live = self.engine.live.tolist()
+        columns = {
+            column: int(values[slot]) for column, values in self.engine.columns.items() for slot in live
+        }
+        if not live or columns["state"] < self.engine.table.codes[self.engine.table.start.name]:
+            return ()
+        count = columns["kv"] - evaluate(self.engine.table.models[name].behind, columns)
+        slots = self.runner.allocator.slots(0, 0, count).tolist()
+        return tuple(self.runner.drafting.models[name].cache.rows[slot] for slot in slots)
+
     def place(self) -> tuple[object, ...]:
         """Describe all that the further law depends on: text, columns, carries and committed KV."""
         live = self.engine.live.tolist()
@@ -121,13 +137,14 @@ class Run:
         slots, cache, carries = self.committed(), self.runner.cache, self.runner.carries
         held = [
             *carries.tokens.values(),
-            *(law.numpy() for laws in carries.laws.values() for law in laws.values()),
+            *(law.numpy() for tensors in carries.wide.values() for law in tensors.values()),
         ]
         held += [tree.tokens.numpy() for trees in carries.trees.values() for tree in trees.values()]
         held += [tree.parents.numpy() for trees in carries.trees.values() for tree in trees.values()]
         kv = tuple(values[slots].numpy().tobytes() for values in (cache.tokens, cache.positions, cache.gates))
         carried = tuple(values.tobytes() for values in held)
-        return tuple(self.request.output), columns, carried, kv, self.engine.iterations
+        drafted = tuple(self.drafted(name) for name in self.engine.table.models)
+        return tuple(self.request.output), columns, carried, kv, drafted, self.engine.iterations
 
 
 def output_law(start: Run) -> dict[Tokens, float]:
@@ -221,7 +238,7 @@ def test_judging_by_another_rule_is_refuted(spec: str, table_of: Tables) -> None
     forwards = {}
     for name, plan in table.forwards.items():
         operators = tuple(
-            replace(operator, rule="greedy") if operator.op == "accept" else operator
+            replace(operator, key="accept:greedy", rule="greedy") if operator.op == "accept" else operator
             for operator in plan.operators
         )
         forwards[name] = replace(plan, operators=operators)

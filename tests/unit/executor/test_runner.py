@@ -48,6 +48,16 @@ class Spy:
         self.seen.append(rows)
         return self.model.forward(rows, cache)
 
+    def forward_captured(
+        self,
+        rows: RowBatch,
+        cache: Any,  # noqa: ANN401 (as the protocol)
+        capture: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the rows, and give hidden states."""
+        self.seen.append(rows)
+        return self.model.forward_captured(rows, cache, capture)
+
 
 class Bench:
     """Hold an engine and a runner on one model."""
@@ -279,10 +289,10 @@ def test_carries_grow_and_forget() -> None:
     lines = [carries.take() for _ in range(40)]
     assert 40 == len(set(lines))
     carries.tokens["drafts"][lines[20]] = 5
-    carries.laws["q"][lines[20]] = torch.zeros(2, 3)
+    carries.wide["q"][lines[20]] = torch.zeros(2, 3)
     carries.give_back(lines[20])
     assert [EMPTY, EMPTY] == carries.tokens["drafts"][lines[20]].tolist()
-    assert {} == carries.laws["q"]
+    assert {} == carries.wide["q"]
     assert lines[20] == carries.take()
 
 
