@@ -69,6 +69,8 @@ class Option:
 EXPECT: Final = Option("--expect", FORMS, ("geometric", "all"))
 # The simulator's option: how many drafts are accepted; lookups have an option of their own there.
 ACCEPT: Final = Option("--accept", ACCEPT_FORMS, ("geometric",))
+# Likewise: how many masks beyond the surest one are filled in a pass.
+UNMASK: Final = Option("--unmask", "0.9,0.8,0.5 or geometric:0.7", ("geometric",))
 
 
 def parse_chances(text: str, option: Option = EXPECT) -> Chances:

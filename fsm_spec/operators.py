@@ -91,17 +91,31 @@ def _path(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- a walk
     return expression.add(op.depth, Const(1))
 
 
+def _later(op: Any) -> Expr:  # noqa: ANN401 -- an unmask with steps
+    """Bound what may be left by the steps to come: nothing after the last one."""
+    return Op("*", (expression.subtract(op.steps, Const(1)), op.left))
+
+
 def _most_left(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- an unmask
     """One mask at least goes, and all of them in the last step."""
     rest = expression.subtract(op.left, Const(1))
-    if op.steps is None:
-        return rest
-    later = Op("*", (expression.subtract(op.steps, Const(1)), op.left))
-    return Op("min", (rest, later))
+    return rest if op.steps is None else Op("min", (rest, _later(op)))
+
+
+def _quota_left(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- an unmask that fills a quota
+    """Count what a quota leaves: the rest of the masks, and none in the last step; one mask at least goes."""
+    rest = Op("max", (expression.subtract(op.left, Op("max", (op.quota, Const(1)))), Const(0)))
+    return rest if op.steps is None else Op("min", (rest, _later(op)))
+
+
+def _least_left(op: Any, rows: Rows) -> Expr | None:  # noqa: ANN401 -- an unmask that fills a quota
+    """Count what may be left at least: a stop token may freeze all masks behind it."""
+    return Const(0) if op.freeze is not None else _quota_left(op, rows)
 
 
 _ACCEPTED: Final = (Output("count", _drafts_judged), Output("token", _one))
 _UNMASKED: Final = (Output("count", _most_left), Output("token", _row_count))
+_FILLED: Final = (Output("count", _quota_left, _least_left), Output("token", _row_count))
 _WALKED: Final = (
     Output("count", _depth),
     Output("index", _path),
@@ -183,7 +197,7 @@ OPERATORS: Final[dict[str, Operator]] = {
             "unmask:schedule",
             "fill the `quota` most certain masks",
             "LLaDA's even schedule (arXiv 2502.09992); SDAR's static rule",
-            _UNMASKED,
+            _FILLED,
         ),
         Operator(
             "unmask:dynamic",
@@ -195,7 +209,7 @@ OPERATORS: Final[dict[str, Operator]] = {
             "unmask:sequential",
             "fill the first `quota` masks from left to right",
             "SDAR (arXiv 2510.06303), sequential rule",
-            _UNMASKED,
+            _FILLED,
         ),
         Operator(
             "unmask:entropy",

@@ -193,9 +193,15 @@ class _Judge:
             low, high = bounds(difference(value, Name(name)), columns)
             if isinstance(value, Name) and value.name in most:
                 high = min(high, bounds(difference(most[value.name], Name(name)), self.columns)[1])
-            if low >= 1 or high <= -1:
+            if low >= 1 or high <= -1 or self._moves(row, name, value):
                 return True
         return False
+
+    def _moves(self, row: Row, name: str, value: Expr) -> bool:
+        """Decide under the guard what intervals leave open: that a column strictly rises, or strictly falls."""
+        walked = self._walked([value, row.guard, Name(name)], self.table.events[row.event])
+        steps = {evaluate(value, each) - each[name] for each in walked if evaluate(row.guard, each)}
+        return bool(steps) and (min(steps) >= 1 or max(steps) <= -1)
 
 
 def _cycles(edges: set[tuple[str, str]]) -> list[list[str]]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fsm_spec.chances import ACCEPT, parse_chances
+from fsm_spec.chances import ACCEPT, UNMASK, parse_chances
 from fsm_spec.errors import UserError
 from fsm_spec.simulator import draws
 
@@ -69,6 +69,19 @@ class Acceptance:
         """Return the option that gives this acceptance."""
         words = ",".join(f"{rate:g}" for rate in self.rates)
         return f"geometric:{words}" if self.geometric else words
+
+
+@dataclass(frozen=True)
+class Unmasking(Acceptance):
+    """Hold the chance that one more mask is filled in a pass, given that so many are: the surest one always is."""
+
+    purpose: ClassVar[int] = draws.UNMASKING
+
+
+def parse_unmask(text: str, seed: int = 0) -> Unmasking:
+    """Read chances as `parse_accept` does: of the second mask filled in a pass, the third, and so on."""
+    chances = parse_chances(text, UNMASK)
+    return Unmasking(tuple(map(float, chances.rates)), geometric=chances.form == "geometric", seed=seed)
 
 
 def parse_accept(text: str, seed: int = 0) -> Acceptance:

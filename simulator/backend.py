@@ -96,6 +96,8 @@ class SimulatedBackend:
         most = self._most(draw.most, group)
         rounds = log.rounds[requests]
         count = self._ahead[draw.op].draw(most, requests, rounds)
+        if draw.down:
+            count = most - count
         if draw.op == "accept":
             log.drafted[requests] += most
             log.accepted[requests] += count

@@ -52,6 +52,12 @@ def simulate(
         ),
     ] = None,
     lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,
+    unmask: Annotated[
+        str | None,
+        typer.Option(
+            help="Chance that a pass fills one more mask than the surest: geometric:0.7, or one for each."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and acceptance.")] = 0,
     settings: Settings = None,
     policy: Annotated[
@@ -94,6 +100,7 @@ def simulate(
         "requests": requests,
         "accept": accept,
         "lookup": lookup,
+        "unmask": unmask,
         "policy": policy,
         "max_running": max_running,
         "pages": pages,

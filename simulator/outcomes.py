@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +11,31 @@ from fsm_spec.domain import column_bounds
 from fsm_spec.errors import UserError
 from fsm_spec.expression import Const, Expr
 from fsm_spec.linear import bounds
-from fsm_spec.simulator.acceptance import Acceptance
+from fsm_spec.simulator.acceptance import Acceptance, Unmasking
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.work import WorkCounter
 from fsm_spec.table import Table
 
 
 class Draw(NamedTuple):
-    """Name one count that a forward's operators find: the argument, the operator, and the most it can be."""
+    """Name one count that a forward's operators find: the argument, the law, and the most it can be.
+
+    `drafts` names the piece whose tokens the count speaks of, `root` counts those of it that are no drafts. Where
+    `down` holds, what the law draws is taken from the most: the masks filled beyond one, from those that may be left.
+    """
 
     name: str
     op: str
     most: Expr
     drafts: str = ""
+    root: int = 0
+    down: bool = False
+
+
+# The law of a count whose range is one value.
+KNOWN: Final = "known"
+# The law of an operator's counts, where it is not called like the operator: walks accept as chains do.
+_LAWS: Final = {"walk": "accept"}
 
 
 class Drawn:
@@ -42,7 +54,7 @@ class Drawn:
             before = 0
             for piece in row.emit:
                 if row.event in judged and piece.name == judged[row.event].drafts:
-                    self.leads[row.index] = before
+                    self.leads[row.index] = before + judged[row.event].root
                     break
                 length = piece.length(Const(1))
                 before += length.value if isinstance(length, Const) else 0
@@ -55,7 +67,14 @@ def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
         return ()
     plan = table.forwards[forward]
     return tuple(
-        Draw(count.name, op.op, count.most, op.drafts.name if op.drafts else "")
+        Draw(
+            count.name,
+            KNOWN if count.least == count.most else _LAWS.get(op.op, op.op),
+            count.most,
+            op.drafts.name if op.drafts else op.out[2] if op.op == "walk" else "",
+            root=int(op.op == "walk"),
+            down=op.op == "unmask",
+        )
         for op in plan.operators
         for count in op.counts
     )
@@ -88,15 +107,32 @@ class Law(Protocol):
         """Give the chance that a count of 0..`most` exceeds i, [most], never rising: all that a compiled run needs."""
 
 
+class Known:
+    """Draw nothing: the count is the one that its range leaves."""
+
+    seed = 0
+    purpose = 0
+
+    def tail(self, most: int) -> NDArray[np.float64]:
+        """Give no chance to exceed anything, [most]."""
+        return np.zeros(most)
+
+
 class Laws(NamedTuple):
     """Hold the laws that outcomes are drawn from; None where a spec has no operator that needs one."""
 
     acceptance: Acceptance | None = None
     lookup: Lookup | None = None
+    unmasking: Unmasking | None = None
 
     def of(self, op: str, table: Table) -> Law:
         """Give the law of an operator's counts; raises UserError where none was given."""
-        law = {"accept": self.acceptance, "lookup": self.lookup}.get(op)
+        law: Law | None = {
+            KNOWN: Known(),
+            "accept": self.acceptance,
+            "lookup": self.lookup,
+            "unmask": self.unmasking,
+        }.get(op)
         if law is None:
             raise UserError(
                 f"{table.name} has the operator {op}, whose results depend on model and text; give --{op}"

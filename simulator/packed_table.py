@@ -134,7 +134,7 @@ class PackedTable:
             argument = self.code.argument(state, draw.name)
             law = self._ops.index(draw.op)
             most = draw.most.value if isinstance(draw.most, Const) else 0
-            drawing[each] = law, argument, 0 if known else at, most, draw.op == "accept"
+            drawing[each] = law, argument, 0 if known else at, most, draw.op == "accept", draw.down
             at += not known
         return at
 

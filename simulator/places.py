@@ -28,9 +28,9 @@ COLUMNS = CHUNK + 1
  PREFILL_EMITTED, ROUNDS, FORWARDS, PREEMPTIONS, ACCEPTED, DRAFTED) = range(16)  # fmt: skip
 LOG = DRAFTED + 1
 # `drawing`, int64 [states, draws, ...]: the law, the row of `cells` that takes the count, where its most stands (a row
-# of `cells`, or 0 for a constant), and whether drafts are judged.
-(LAW, ARGUMENT, LARGEST_AT, LARGEST, JUDGES) = range(5)
-DRAW = JUDGES + 1
+# of `cells`, or 0 for a constant), whether drafts are judged, and whether what is drawn is taken from the most.
+(LAW, ARGUMENT, LARGEST_AT, LARGEST, JUDGES, DOWN) = range(6)
+DRAW = DOWN + 1
 # `segments`, int64 [states, segments, ...].
 (COUNT_AT, FIRST_ROW, IN_LOGITS, IN_ADAPTER, IN_SAMPLED, KIND) = range(6)
 SEGMENT = KIND + 1

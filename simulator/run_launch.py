@@ -224,7 +224,7 @@ def _draw(world, states, cells, log, drawing, survival, starts, state):
                 drawn = number(starts[law, 0], np.uint64(request), turn, starts[law, 1], np.uint64(0))
                 while count < most and survival[law, count] > drawn:
                     count += 1
-            cells[draw[p.ARGUMENT], i] = count
+            cells[draw[p.ARGUMENT], i] = most - count if draw[p.DOWN] else count
             if draw[p.JUDGES]:
                 log[p.DRAFTED, row] += most
                 log[p.ACCEPTED, row] += count

@@ -14,7 +14,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_impossible
-from fsm_spec.simulator.acceptance import Acceptance, parse_accept
+from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
 from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import Hardware, load_hardware
 from fsm_spec.simulator.lookup import Lookup
@@ -57,6 +57,9 @@ class Scenario(BaseModel):
     )
     accept: str | None = Field(default=None, description="acceptance of drafts by position, or geometric")
     lookup: float | None = Field(default=None, description="chance that a lookup finds drafts")
+    unmask: str | None = Field(
+        default=None, description="chance that one more mask is filled in a pass, by number, or geometric"
+    )
     policy: str = Field(default="holdback", description="scheduling policy: a name or a file")
     max_running: int | None = Field(default=None, description="requests that run at once, at most")
     pages: int | None = Field(default=None, description="KV pages of the pool, if known exactly")
@@ -115,6 +118,7 @@ class Prepared:
             "requests": str(len(self.requests)),
             "accept": self.laws.acceptance.describe() if self.laws.acceptance else "",
             "lookup": f"{self.laws.lookup.rate:g}" if self.laws.lookup else "",
+            "unmask": self.laws.unmasking.describe() if self.laws.unmasking else "",
             "adapter rank": str(self.cost.adapter_rank) if self.cost.adapter_rank else "",
             "policy": self.policy.policy,
             "running at most": str(self.policy.max_running),
@@ -155,6 +159,7 @@ def prepare(scenario: Scenario) -> Prepared:
     requests = faults.take(lambda: _workload(scenario).generate())
     acceptance = faults.take(lambda: _acceptance(scenario, table)) if table else None
     lookup = faults.take(lambda: _lookup(scenario, table)) if table else None
+    unmasking = faults.take(lambda: _unmasking(scenario, table)) if table else None
     rank = faults.take(lambda: _adapter_rank(scenario, table)) if table else None
     cost = memory = None
     if model and hardware and rank is not None:
@@ -184,16 +189,17 @@ def prepare(scenario: Scenario) -> Prepared:
         pool,
         policy,
         requests,
-        Laws(acceptance, lookup),
+        Laws(acceptance, lookup, unmasking),
     )
 
 
 def needs(table: Table) -> Mapping[str, bool]:
-    """Tell which of the options accept, lookup and adapter_rank have an effect on a spec."""
+    """Tell which of the options accept, lookup, unmask and adapter_rank have an effect on a spec."""
     gated = any(segment.adapter for plan in table.forwards.values() for segment in plan.segments)
     return {
         "accept": most_drafts(table, "accept") > 0,
         "lookup": most_drafts(table, "lookup") > 0,
+        "unmask": most_drafts(table, "unmask") > 0,
         "adapter_rank": gated,
     }
 
@@ -255,6 +261,28 @@ def _lookup(scenario: Scenario, table: Table) -> Lookup | None:
             f"--lookup would have no effect, because {table.name} has no operator lookup; leave it out"
         )
     return None if scenario.lookup is None else Lookup(scenario.lookup, scenario.seed)
+
+
+def _unmasking(scenario: Scenario, table: Table) -> Unmasking | None:
+    masks = most_drafts(table, "unmask")
+    if scenario.unmask is None:
+        if masks:
+            raise UserError(
+                f"{table.name} fills masks by confidence, and how many a pass fills depends on model and text; give"
+                " --unmask geometric:RATE, the chance that one more mask is filled"
+            )
+        return None
+    if not masks:
+        raise UserError(
+            f"--unmask would have no effect, because {table.name} fills no masks by confidence; leave it out"
+        )
+    unmasking = parse_unmask(scenario.unmask, scenario.seed)
+    if not unmasking.geometric and len(unmasking.rates) != masks:
+        raise UserError(
+            f"--unmask gives {len(unmasking.rates)} rates, but up to {masks} masks are filled beyond the surest one;"
+            f" give {masks} rates or geometric:RATE"
+        )
+    return unmasking
 
 
 def _adapter_rank(scenario: Scenario, table: Table) -> int:
