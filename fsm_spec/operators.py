@@ -93,7 +93,7 @@ def _path(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- a walk
 
 def _later(op: Any) -> Expr:  # noqa: ANN401 -- an unmask with steps
     """Bound what may be left by the steps to come: nothing after the last one."""
-    return Op("*", (expression.subtract(op.steps, Const(1)), op.left))
+    return Op("*", (Op("max", (expression.subtract(op.steps, Const(1)), Const(0))), op.left))
 
 
 def _most_left(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- an unmask
