@@ -20,6 +20,7 @@ from fsm_spec.exploration import Exploration, Limits
 from fsm_spec.interleaving import Interleaving
 from fsm_spec.packed_rounds import RoundsPacking
 from fsm_spec.policy import Policy, Pool, block_rows, load_policy, longest_pages
+from fsm_spec.single_events import SingleEvents
 from fsm_spec.tiers import tiers_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ PROVED: Final[Verdict] = "proved"
 REFUTED: Final[Verdict] = "refuted"
 UNDETERMINED: Final[Verdict] = "undetermined"
 Kind = Literal["built in", "always", "sometimes", "eventually"]
+Moves = Literal["rounds", "action"]
 
 POLICIES: Final = ("reserve", "holdback")
 # The smallest number of requests at which one can hold another back from a third.
@@ -49,7 +51,8 @@ class Bounds:
     `page_size` is read for specs with forwards; an abstract model has been compiled for a page size of its own.
     `abort`: requests may be given up at any point; None: where the spec has forwards. `chunks`: prompts are cut beside
     running requests (a policy file's own token budget always counts). `lag`: rounds by which the host's view is late
-    (0 or 1; None: what the policy says). `max_states` and `max_memory` (megabytes; None:
+    (0 or 1; None: what the policy says). `interleave`: requests move by the scheduler's rounds, or one action at a time
+    (None: by rounds where the spec has forwards). `max_states` and `max_memory` (megabytes; None:
     half of the machine's) end each search; `stop_first` ends all at the first property that breaks. `properties` are
     those that are decided, by name; all where none is named.
     """
@@ -62,6 +65,7 @@ class Bounds:
     abort: bool | None = None
     chunks: bool = False
     lag: int | None = None
+    interleave: Moves | None = None
     max_states: int = MOST_STATES
     max_memory: int | None = None
     stop_first: bool = False
@@ -245,10 +249,7 @@ def compositions(table: Table, bounds: Bounds) -> Iterator[Composition | Interle
     Where no number of requests is given: one, two and three. Where no pages are: one longest case for one and two
     requests, which they fight for; what all need less one page for more.
     """
-    if bounds.lag and not table.contract:
-        raise UserError(
-            f"{table.name} is an abstract model: it has no rounds that a host could see late; drop the lag"
-        )
+    _refuse_rounds(table, bounds)
     known = Automaton(table)
     abort = bool(table.contract) if bounds.abort is None else bounds.abort
     page_size = bounds.page_size if table.contract else table.page_size
@@ -258,11 +259,41 @@ def compositions(table: Table, bounds: Bounds) -> Iterator[Composition | Interle
             automaton = automaton_of(tiers_of(table, policy).largest, known)
             longest = _longest(automaton, requests, page_size, policy)
             pages = bounds.pages or (longest if requests < REQUESTS else max(longest, requests * longest - 1))
-            if table.contract:
+            if table.contract and bounds.interleave == "action":
+                _refuse_scheduled(policy)
+                sizes = sizes_of(automaton.table, requests)
+                pool = Pool(pages, page_size)
+                yield SingleEvents(
+                    automaton, policy, pool, requests, sizes, abort=abort, chunks=bounds.chunks
+                )
+            elif table.contract:
                 sizes = sizes_of(automaton.table, requests)
                 yield Composition(automaton, policy, Pool(pages, page_size), requests, sizes, abort=abort)
             else:
                 yield Interleaving(automaton, policy, Pool(pages, page_size), requests, abort=abort)
+
+
+def _refuse_rounds(table: Table, bounds: Bounds) -> None:
+    """Raise UserError where an abstract model is asked for what only rounds have."""
+    if table.contract:
+        return
+    if bounds.lag:
+        raise UserError(
+            f"{table.name} is an abstract model: it has no rounds that a host could see late; drop the lag"
+        )
+    if bounds.interleave == "rounds":
+        raise UserError(
+            f"{table.name} is an abstract model: it moves by single actions only; drop --interleave"
+        )
+
+
+def _refuse_scheduled(policy: Policy) -> None:
+    """Raise UserError for what a scheduler decides once a round, where requests move by single actions."""
+    what = "tiers are chosen" if policy.tier else "a late host plans" if policy.lag else ""
+    if what:
+        raise UserError(
+            f"{what} once a round, and with --interleave action there are no rounds; drop one of both"
+        )
 
 
 def _longest(automaton: Automaton, requests: int, page_size: int, policy: Policy) -> int:
@@ -322,6 +353,7 @@ def _told(table: Table, composed: list[Composition | Interleaving], bounds: Boun
         "chunks": any(_cuts(each) for each in composed),
         "lag": max(each.policy.lag for each in composed),
     }
+    told["interleave"] = "rounds" if isinstance(composed[0], Composition) else "action"
     tiers = {each.policy.policy: each.policy.tier.describe() for each in composed if each.policy.tier}
     if tiers:
         told["tiers"] = tiers
@@ -351,7 +383,7 @@ def _most_advance(composed: Composition | Interleaving) -> int:
 def _cuts(composed: Composition | Interleaving) -> bool:
     """Tell whether a policy prefills so few tokens that prompts are cut into chunks."""
     if isinstance(composed, Interleaving):
-        return False
+        return isinstance(composed, SingleEvents) and composed.chunks
     rows = int(block_rows(composed.table).max())
     limit = max(limits_of(composed.table, composed.requests))
     return composed.policy.prefill.tokens < composed.requests * max(rows, max(PROMPTS) + limit)

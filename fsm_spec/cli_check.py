@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,6 +13,13 @@ from fsm_spec.cli_spec import AsJson, Settings, settings_of
 COMMANDS: Final = ("check",)
 _REPORTS: Final = "Reports"
 _BOUNDS: Final = "Bounds"
+
+
+class Interleave(StrEnum):
+    """Name how requests move in a search."""
+
+    rounds = "rounds"
+    action = "action"
 
 
 def register(app: typer.Typer) -> None:
@@ -73,6 +81,13 @@ def check(  # noqa: PLR0917 - options of the command line
         int | None,
         typer.Option(
             help="Rounds by which the scheduler sees requests late: 0, or 1 for overlapped scheduling.",
+            rich_help_panel=_BOUNDS,
+        ),
+    ] = None,
+    interleave: Annotated[
+        Interleave | None,
+        typer.Option(
+            help="Requests move by the scheduler's rounds (default where there are forwards), or by single actions.",
             rich_help_panel=_BOUNDS,
         ),
     ] = None,
@@ -162,6 +177,7 @@ def check(  # noqa: PLR0917 - options of the command line
         abort=abort,
         chunks=chunks,
         lag=lag,
+        interleave=interleave.value if interleave else None,
         max_memory=max_memory,
         stop_first=stop_first,
         properties=tuple(property_ or ()),

@@ -43,6 +43,9 @@ class Held(NamedTuple):
 
 # A request that ended holds nothing and moves no more: all of them are one value, which keeps the state space small.
 ENDED: Final = Held((), 0)
+# A request that has not arrived, where it takes part in moves of its own.
+ABSENT: Final = Held((-1,), 0)
+ARRIVE: Final = "arrive"
 # One entry a request, in order of arrival; None: not arrived yet.
 State = tuple[Held | None, ...]
 

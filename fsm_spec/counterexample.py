@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from fsm_spec import life_cycle, properties
 from fsm_spec.automaton import NO_ROW
-from fsm_spec.composition import Composition, Move, State, move_between
+from fsm_spec.composition import ABSENT, ARRIVE, Composition, Move, State, move_between
 from fsm_spec.errors import UnhandledEvent
 from fsm_spec.interleaving import Interleaving
 from fsm_spec.oracle import oracle
 from fsm_spec.show import columns
+from fsm_spec.single_events import SingleEvents
 from fsm_spec.stuck import hopeless, stuck_reasons
 from fsm_spec.table import NO_STOP, STOP
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from fsm_spec.automaton import Automaton, Event
     from fsm_spec.policy import Policy, Pool
     from fsm_spec.search import Fault
-
-ARRIVE = "arrive"
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,16 @@ class Setting:
     policy: Policy
     pool: Pool
     abort: bool
+    # One event at a time, though the spec has rounds.
+    single: bool = False
 
     def __str__(self) -> str:
         """Say it in one line."""
         requests = f"{self.requests} request{'s' if self.requests > 1 else ''}"
         slots = f"{self.pool.page_size} slot{'s' if self.pool.page_size > 1 else ''}"
         pages = f"{self.pool.pages} page{'s' if self.pool.pages > 1 else ''}"
-        return f"{requests}, policy {self.policy.policy}, {pages} of {slots}"
+        single = ", one event at a time" if self.single else ""
+        return f"{requests}, policy {self.policy.policy}, {pages} of {slots}{single}"
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,8 @@ def explain(composed: Composition | Interleaving, name: str, fault: Fault) -> Co
             reason = _reason(automaton, last)
         why = f"broken in step {len(moves) + 1}: {reason}"
         moves.append(last)
-    setting = Setting(composed.requests, composed.policy, composed.pool, composed.abort)
+    single = isinstance(composed, SingleEvents)
+    setting = Setting(composed.requests, composed.policy, composed.pool, composed.abort, single)
     return Counterexample(name, setting, tuple(_steps(composed, path, moves)), why, reasons, fault.loop)
 
 
@@ -191,7 +194,7 @@ def _steps(composed: Composition | Interleaving, path: list[State], moves: list[
     for number, (state, move) in enumerate(zip(path, moves, strict=False), start=1):
         owned = [entry.pages if entry else 0 for entry in state]
         for request, events, (before, during, after) in move.parts:
-            if not events and not move.by_scheduler:
+            if not events and state[request] in (None, ABSENT):
                 steps.append(_arrival(composed.automaton, number, move, request, sum(owned)))
             if not events:
                 # Nothing happens to a request whose end a late host sees now, but that its pages return.

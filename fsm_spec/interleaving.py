@@ -34,12 +34,22 @@ class Interleaving:
         self.pool = pool
         self.requests = requests
         self.abort = abort
-        self.first = automaton.values(self.table.new_abstract_request())
+        self.first = self._first()
         self.local = self._reachable()
-        held = [holding(self.table, automaton.columns(values)) for values in self.local]
-        self.longest = max(int(pool.pages_of(sum(slots.values()))) for slots in held)
-        self.grow = int(pool.pages_of(max(slots["provisional"] + slots["scratch"] for slots in held)))
+        self.longest, self.grow = self._sizes()
         self._admission = ADMISSIONS.index(policy.admit)
+
+    def _first(self) -> Values:
+        """Give the local state in which every request starts."""
+        return self.automaton.values(self.table.new_abstract_request())
+
+    def _sizes(self) -> tuple[int, int]:
+        """Give the pages of the longest case of a request, and those by which one grows in a round."""
+        held = [holding(self.table, self.automaton.columns(values)) for values in self.local]
+        longest = max(int(self.pool.pages_of(sum(slots.values()))) for slots in held)
+        return longest, int(
+            self.pool.pages_of(max(slots["provisional"] + slots["scratch"] for slots in held))
+        )
 
     def _reachable(self) -> list[Values]:
         """List every local state of a request, the waiting one first; ended ones are left out."""
@@ -81,6 +91,11 @@ class Interleaving:
         """Count the pages that a local state holds."""
         return int(self.pool.pages_of(sum(holding(self.table, self.automaton.columns(values)).values())))
 
+    def grows(self, values: Values, name: str, way: Way) -> int:
+        """Count the pages that an event takes."""
+        del name  # what an abstract model holds is what its states say
+        return self.pages(way.after) - self.pages(values)
+
     def moves(self, state: State) -> Iterator[Move]:
         """Yield every move from a state."""
         used = sum(entry.pages for entry in state if entry)
@@ -91,7 +106,7 @@ class Interleaving:
                 continue
             blocked = False
             for name, way in self.events(entry.columns):
-                grows = self.pages(way.after) - entry.pages
+                grows = self.grows(entry.columns, name, way)
                 if name == life_cycle.ADMIT:
                     promised = (len(live) + 1) * self.longest
                     if not admits(

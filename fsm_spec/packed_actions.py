@@ -116,9 +116,8 @@ class ActionsPacking:
             if target == code and not way.lost:
                 # What leaves a request as it is can repeat for ever.
                 faults |= 1 << (len(self.sentences) - 1)
-            edges.append(
-                _Edge(name, target, self._pages[target] - self._pages[code], faults, shows, way.lost)
-            )
+            grows = 0 if way.lost else self.composed.grows(values, name, way)
+            edges.append(_Edge(name, target, grows, faults, shows, way.lost))
         return edges
 
     def word(self, state: State) -> int:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsm_spec import expression
-from fsm_spec.domain import arg_bounds
+from fsm_spec.domain import arg_bounds, column_bounds
 from fsm_spec.expression import Name
 from fsm_spec.linear import bounds, difference
 
@@ -28,6 +28,13 @@ def with_peaks(table: Table, columns: Mapping[str, Bounds]) -> Table:
         for state in table.states
     )
     return replace(table, states=states, cache={})
+
+
+def extents(table: Table) -> dict[str, int]:
+    """Give by state with a forward the slots above `kv` that it and the way to the next round point use at most."""
+    columns = column_bounds({column.name: column.max for column in table.columns}, len(table.states))
+    walk = _Peaks(table, columns)
+    return {state.name: walk.extent(state) for state in table.states if state.forward is not None}
 
 
 class _Peaks:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fsm_spec.automaton import NO_ROW
 from fsm_spec.compile import compile_table
-from fsm_spec.counterexample import ARRIVE, Counterexample, StepShown, step_texts
+from fsm_spec.composition import ARRIVE
+from fsm_spec.counterexample import Counterexample, StepShown, step_texts
 from fsm_spec.errors import TraceDivergence, UnhandledEvent, UserError
 from fsm_spec.load import load, loads
 from fsm_spec.oracle import oracle
@@ -70,6 +71,7 @@ def record(table: Table, example: Counterexample, file: str, text: str) -> dict[
         "policy": setting.policy.model_dump(mode="json"),
         "pool": setting.pool._asdict(),
         "abort": setting.abort,
+        **({"interleave": "action"} if setting.single else {}),
         **example.content(),
     }
 

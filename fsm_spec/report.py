@@ -93,8 +93,9 @@ def _print_overview(console: Console, answers: Sequence[Answer]) -> None:
 
 def _common_bounds(bounds: dict[str, Any]) -> list[str]:
     """Print what all specs of one run share."""
+    moves = " single events of each, interleaved;" if bounds["interleave"] == "action" else ""
     return [
-        f"bounds: {_requests(bounds['requests'])}; policies {', '.join(bounds['policies'])};",
+        f"bounds: {_requests(bounds['requests'])}; policies {', '.join(bounds['policies'])};{moves}",
         f"        pages of {_slots(bounds)}: {bounds['pool']};",
         f"        {_switches(bounds)}; one spec alone, or --verbose, lists properties and limits",
     ]
@@ -156,7 +157,7 @@ def _bounds_lines(result: Checked) -> list[str]:
         limits = dict.fromkeys(tuple(values) for values in bounds["limits"].values())
         told = "; ".join(_limits(values, several=len(limits) > 1) for values in limits)
         lines.append(f"        prompts of {prompts[0]} to {prompts[-1]} tokens, limits {told};")
-    else:
+    if bounds["interleave"] == "action":
         lines.append("        single events of each, interleaved;")
     lines += [
         f"        tiers of the policy {policy}: {told};" for policy, told in bounds.get("tiers", {}).items()

@@ -8,15 +8,16 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from fsm_spec import properties
+from fsm_spec import life_cycle, properties
 from fsm_spec.automaton import Automaton
-from fsm_spec.composition import Composition
-from fsm_spec.counterexample import ARRIVE, Counterexample, explain
+from fsm_spec.composition import ABSENT, ARRIVE, Composition
+from fsm_spec.counterexample import Counterexample, explain
 from fsm_spec.errors import TraceDivergence, UserError
 from fsm_spec.findings import nearest
 from fsm_spec.interleaving import Interleaving
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.search import OVER, Fault, livelock, stuck
+from fsm_spec.single_events import SingleEvents
 from fsm_spec.tiers import tiers_of
 
 if TYPE_CHECKING:
@@ -62,7 +63,11 @@ def _composed(table: Table, data: Mapping[str, Any]) -> Composition | Interleavi
     sizes = [
         (step["args"]["prompt"], step["args"]["limit"]) for step in data["steps"] if step["event"] == ARRIVE
     ]
-    return Composition(automaton, policy, pool, requests, list(dict.fromkeys(sizes)), abort=abort)
+    arrivals = list(dict.fromkeys(sizes))
+    if data.get("interleave") == "action":
+        chunks = any(step["event"] == life_cycle.CHUNK for step in data["steps"])
+        return SingleEvents(automaton, policy, pool, requests, arrivals, abort=abort, chunks=chunks)
+    return Composition(automaton, policy, pool, requests, arrivals, abort=abort)
 
 
 def _followed(
@@ -93,7 +98,7 @@ def _ways(
     """Yield the moves whose events start with these, and whether they are all of the move's events."""
     given = _given(steps)
     for move in composed.moves(state):
-        told = _told(composed, move)
+        told = _told(composed, state, move)
         if given.keys() == told.keys() and all(
             told[request][: len(each)] == each for request, each in given.items()
         ):
@@ -107,13 +112,13 @@ def _given(steps: Sequence[Step]) -> Doings:
     return doings
 
 
-def _told(composed: Composition | Interleaving, move: Move) -> Doings:
+def _told(composed: Composition | Interleaving, state: State, move: Move) -> Doings:
     automaton = composed.automaton
     doings: Doings = {}
     for request, events, _ in move.parts:
         if events:
             doings[request] = [(each.name, dict(each.args), automaton.columns(each.after)) for each in events]
-        elif not move.by_scheduler:
+        elif state[request] in (None, ABSENT):
             entry = move.after[request]
             assert entry is not None, "a request that arrives is there"
             named = automaton.columns(entry.columns)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsm_spec.counterexample import ARRIVE, event_text
+from fsm_spec.composition import ARRIVE
+from fsm_spec.counterexample import event_text
 from fsm_spec.life_cycle import ABORT, ADMIT, PREEMPT
 
 if TYPE_CHECKING:

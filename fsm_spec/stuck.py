@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsm_spec import life_cycle
-from fsm_spec.composition import Composition, Held, State
+from fsm_spec.composition import ABSENT, Composition, Held, State
 from fsm_spec.interleaving import Interleaving
 from fsm_spec.policy import fill_slots, headroom, longest_pages
 from fsm_spec.table import PREFILL, WAIT
@@ -26,7 +26,7 @@ def stuck_reasons(
     free = composed.pool.pages - sum(entry.pages for entry in state if entry)
     table = _table(composed, state)
     for request, entry in enumerate(state):
-        if entry is None or not entry.columns:
+        if entry is None or not entry.columns or entry == ABSENT:
             continue
         where = f"request {request} is in {composed.automaton.state_of(entry.columns)}"
         held = f" with {_pages(entry.pages)}" if entry.pages else ""
@@ -75,7 +75,7 @@ def _lacking(composed: Interleaving, entry: Held, free: int) -> Iterator[str]:
     ]
     if not events and composed.lives(entry.columns):
         yield "no event leaves this state"
-    needs = {name: composed.pages(way.after) - entry.pages for name, way in events}
+    needs = {name: composed.grows(entry.columns, name, way) for name, way in events}
     for name, need in needs.items():
         if need > max(free, 0):
             yield f"{name} needs {_pages(need)} more"

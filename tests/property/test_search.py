@@ -25,6 +25,7 @@ from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load
 from fsm_spec.policy import ADMISSIONS, Policy, Pool, Prefill, load_policy, longest_pages
 from fsm_spec.search import search
+from fsm_spec.single_events import SingleEvents
 from fsm_spec.spec import Spec
 from fsm_spec.table import Table
 from fsm_spec.tiers import tiers_of
@@ -86,6 +87,22 @@ def test_shipped_specs_under_every_policy(name: str, requests: int, symmetry: bo
             prefill = Prefill(tokens=tokens)
             policy = load_policy(admission).model_copy(update={"prefill": prefill, "lag": lag})
             agree(composed_of(table, policy, requests, pages, abort=pages > 1), symmetry=symmetry)
+
+
+@pytest.mark.parametrize("name", ["ar", "isd", "uno_linear"])
+def test_specs_with_forwards_by_single_events(name: str) -> None:
+    """Forwards of different requests end in any order, and pages are taken where a round starts."""
+    table = compile_table(load(name).spec, check=True)
+    sizes = sizes_of(table, 2)
+    longest = max(longest_pages(table, Pool(0, 2), *each) for each in sizes)
+    for admission in ADMISSIONS:
+        for pages, chunks in ((longest, True), (longest - 1, False)):
+            pool = Pool(max(1, pages), 2)
+            composed = SingleEvents(
+                Automaton(table), load_policy(admission), pool, 2, sizes, abort=chunks, chunks=chunks
+            )
+            for symmetry in (False, True):
+                agree(composed, symmetry=symmetry)
 
 
 @pytest.mark.parametrize("name", ["linear_spec", "uno_linear"])

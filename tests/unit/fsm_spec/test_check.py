@@ -571,3 +571,68 @@ def test_a_round_that_cannot_go_on() -> None:
     table = compiled("uno_linear")
     states = tuple(replace(each, forward=None) if each.name == "verify" else each for each in table.states)
     assert ENDS in refuted(check(replace(table, states=states, cache={})))
+
+
+def test_specs_with_forwards_by_single_actions() -> None:
+    """With `interleave` forwards end in any order; the same specs hold, and the same admission deadlocks."""
+    for name in ("isd", "uno_linear"):
+        result = check(compiled(name), Bounds(requests=2, interleave="action"))
+        assert (PROVED, "action") == (result.verdict, result.bounds["interleave"])
+    result = check(compiled("ar"), Bounds(requests=2, interleave="action", policies=("greedy",), chunks=True))
+    example = only_counterexample(result)
+    assert "2 requests, policy greedy, 3 pages of 2 slots, one event at a time" == str(example.setting)
+    assert "decode needs 1 page more" in example.reasons[0]
+    assert result.bounds["chunks"]
+
+
+def test_single_actions_have_no_scheduler() -> None:
+    """What a scheduler decides once a round is refused where there are no rounds, and rounds where none exist."""
+    for bounds, sentence in (
+        (Bounds(interleave="action", lag=1), "a late host plans once a round"),
+        (Bounds(interleave="action", policies=("tiers",)), "tiers are chosen once a round"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            check(compiled("uno_linear"), bounds)
+    with pytest.raises(UserError, match="it moves by single actions only"):
+        check(compiled("phases"), Bounds(interleave="rounds"))
+
+
+def test_chosen_properties() -> None:
+    """A property is named by a part of its name; the verdict is that of those chosen."""
+    greedy = Bounds(requests=2, policies=("greedy",))
+    assert REFUTED == check(compiled("ar"), greedy).verdict
+    chosen = check(compiled("ar"), replace(greedy, properties=("free + held",)))
+    assert (PROVED, [properties.POOL]) == (chosen.verdict, [decided.name for decided in chosen.properties])
+    assert [properties.POOL] == chosen.bounds["properties"]
+    both = replace(greedy, properties=("Every  request reaches end", "free + held"), stop_first=True)
+    assert ["every request reaches end"] == refuted(check(compiled("ar"), both))
+    # A property that is not chosen ends no search.
+    alone = replace(greedy, properties=("free + held",), stop_first=True)
+    assert PROVED == check(compiled("ar"), alone).verdict
+    for name, sentence in (
+        ("page", "'page' is part of several properties: every slot"),
+        ("evry request reaches end", 'did you mean "every request reaches end"'),
+        ("request 1 reaches end", "claims something of one request or under fairness"),
+        ("every request reaches end under weak fairness", "without any fairness"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            check(compiled("ar"), Bounds(properties=(name,)))
+
+
+def test_a_peak_that_no_outcome_needs_is_noted() -> None:
+    """A slot too many a round is no fault of safety, and holds pages for nothing."""
+    table = compiled("ar")
+    assert () == check(table, Bounds(requests=1)).notes
+    states = tuple(replace(state, peak=state.peak + state.round) for state in table.states)
+    (note,) = check(replace(table, states=states, cache={}), Bounds(requests=1)).notes
+    assert "a round from decode reserves 2 slots above kv, and no outcome uses more than 1" in note
+
+
+def test_behind_a_step_that_leads_nowhere_liveness_is_open() -> None:
+    """A state from which something moves is no deadlock, and what lies behind a missing row is not known."""
+    table = compiled("ar")
+    (row,) = (row for row in table.rows if row.event == "decode")
+    result = check(table.with_row(row.index, guard=parse("kv < 0", "bool")), Bounds(requests=1))
+    verdicts = {decided.name: decided.verdict for decided in result.properties}
+    assert (REFUTED, UNDETERMINED) == (verdicts[properties.HANDLED], verdicts["every request reaches end"])
+    assert (3,) == tuple(each.counterexample.depth for each in result.refuted if each.counterexample)
