@@ -136,13 +136,13 @@ OPERATORS: Final[dict[str, Operator]] = {
             "sample:markov",
             "draw a token for each row from left to right, each under a bias that reads the token before; give the "
             "laws drawn from, and the chance that each draft and all before it are accepted",
-            "DSpark's sequential and confidence heads (deepseek-ai/DeepSpec)",
+            "sequential and confidence heads of deepseek-ai/DeepSpec",
             (Output("token", _row_count), Output("law", _row_count), Output("real", _row_count)),
         ),
         Operator(
             "capture",
             "give the hidden states of rows: the target's, as its draft models read them, or a draft model's own",
-            "DFlash (arXiv 2602.06036), EAGLE-3 (arXiv 2503.01840)",
+            "draft heads of arXiv 2602.06036 and 2503.01840",
             (Output("feature", _row_count),),
         ),
         Operator(

@@ -40,6 +40,9 @@ BY_MODEL_TYPE = {row.model_type: row for row in _TABLE}
 # The first row of a GGUF name stands for it: all rows of one name share its structure.
 BY_GGUF = {row.gguf: row for row in reversed(_TABLE)}
 
+# The draft architecture whose config.json says which heads stand on the draft logits (DSpark's).
+SEQUENTIAL_DRAFTER = "Qwen3DSparkModel"
+
 # Names of weights, after `model.layers.N.`.
 ATTENTION_NORM = "input_layernorm.weight"
 FFN_NORM = "post_attention_layernorm.weight"

@@ -208,7 +208,7 @@ def parse_context_head(published: dict[str, Any], target: ModelConfig, where: st
 def _parse_heads(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Read which heads stand on the draft logits; a DSpark checkpoint has to say it."""
     says = "markov_rank" in values or "enable_confidence_head" in values
-    if not says and not any("DSpark" in str(name) for name in values.get("architectures") or ()):
+    if not says and names.SEQUENTIAL_DRAFTER not in (values.get("architectures") or ()):
         return {}
     rank = folders.integer(values, "markov_rank", where)
     kind = str(values.get("markov_head_type", "")).lower() if rank else None
