@@ -72,13 +72,16 @@ def settings_of(texts: list[str] | None) -> dict[str, int]:
 def show(
     spec: SpecName,
     form: Annotated[Form, typer.Option("--format", "-f", help="How to show it.")] = Form.text,
+    masks: Annotated[
+        bool, typer.Option("--masks", help="Show the block masks of the forwards alone, as text or SVG.")
+    ] = False,
     settings: Settings = None,
     output: Output = None,
 ) -> None:
-    """Show a spec: states, forwards with row plans and masks, transitions; or its state diagram."""
+    """Show a spec: states, forwards with row plans and masks, transitions; or its state diagram or block masks."""
     from fsm_spec import command
 
-    command.show(spec, form.value, settings_of(settings), output)
+    command.show(spec, form.value, settings_of(settings), output, masks=masks)
 
 
 def export(  # noqa: PLR0917 - options of the command line

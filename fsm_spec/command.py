@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fsm_spec import diagram, drawing, recorded
+from fsm_spec import diagram, drawing, mask_drawing, recorded
 from fsm_spec import replay as traces
 from fsm_spec import schema as generated
 from fsm_spec import show as reading
@@ -30,13 +30,22 @@ def table_of(loaded: Loaded, settings: dict[str, int], *, check: bool = False) -
     return compile_table(loaded.spec, settings, check=check, line_of=loaded.line_of)
 
 
-def show(spec: str, form: str, settings: dict[str, int], output: Path | None) -> None:
-    """Show a spec as text or as a diagram."""
-    table = table_of(load(spec), settings)
-    if form == "text" and output is None and sys.stdout.isatty():
-        Screen(highlight=False).print(reading.styled(table), end="", soft_wrap=True)
-        return
+def show(spec: str, form: str, settings: dict[str, int], output: Path | None, *, masks: bool) -> None:
+    """Show a spec as text or as a diagram, or its block masks alone."""
     writers = {"text": reading.text, "mermaid": diagram.mermaid, "dot": diagram.dot, "svg": drawing.svg}
+    if masks:
+        writers = {"text": reading.masks, "svg": mask_drawing.svg}
+    if form not in writers:
+        raise UserError(
+            f"--masks are no states and arrows, which is what {form} draws; take --format text or svg"
+        )
+    table = table_of(load(spec), settings)
+    if masks and not table.forwards:
+        raise UserError(f"{table.name} has no forwards, so it has no block masks; show it without --masks")
+    if form == "text" and output is None and sys.stdout.isatty():
+        styled = reading.styled_masks if masks else reading.styled
+        Screen(highlight=False).print(styled(table), end="", soft_wrap=True)
+        return
     _write(writers[form](table), output)
 
 

@@ -38,9 +38,9 @@ class Edge:
     built_in: bool = False
 
 
-def guard_text(row: Row) -> str:
+def guard_text(row: Row, table: Table) -> str:
     """Print the guard; nothing where it always holds."""
-    return "" if row.guard == Const(1, boolean=True) else to_text(row.guard)
+    return "" if row.guard == Const(1, boolean=True) else expression_text(row.guard, table)
 
 
 def effect(row: Row, table: Table) -> list[str]:
@@ -116,7 +116,7 @@ def edges(table: Table) -> list[Edge]:
     found = []
     for row in table.rows:
         if not row.built_in:
-            guard = guard_text(row)
+            guard = guard_text(row, table)
             for source in row.sources:
                 event = () if row.event == source else (label(row, table),)
                 keep = tuple(part for part in effect(row, table) if not part.startswith("set "))

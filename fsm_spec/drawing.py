@@ -19,7 +19,7 @@ FAINT: Final = "#718096"
 # Colours of arrows: the spec's own, and the built-in life cycle's.
 LINES: Final = {"own": "#4a5568", "life": "#a0aec0"}
 RADIUS: Final = 12
-_STYLE: Final = (
+STYLE: Final = (
     "text{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}"
     ".code{font-family:ui-monospace,'SF Mono','DejaVu Sans Mono',monospace;font-size:11px}"
 )
@@ -38,7 +38,7 @@ def svg(table: Table) -> str:
     label = f'role="img" aria-label="State diagram of {escape(table.name)}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} {label}>',
-        f"<style>{_STYLE}</style>",
+        f"<style>{STYLE}</style>",
         "<defs>" + "".join(_arrowhead(name) for name in LINES) + "</defs>",
         f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
         f"{title}{escape(table.name)}{small}</text>",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
+from fsm_spec import block_mask
 from fsm_spec.diagram import effect, guard_text, label, pieces_text
 from fsm_spec.expression import Const, to_text
 from fsm_spec.plan import KINDS
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 100
 # Guards and effects are folded beyond these, so that a line of transitions stays about as wide as the rest.
-GUARD, EFFECT = 40, 72
-# Masks beyond this say no more than the word beside them, and fill the screen.
-MASK_ROWS: Final = 16
+GUARD, EFFECT, LIFE_EFFECT = 40, 72, 46
 CONTRACTS: Final = {
     "pending": "kv = prompt + emitted - 1 where a round starts: the newest token has no KV yet",
     "full": "kv = prompt + emitted where a round starts",
     "block": "where a round starts, the tokens of whole blocks have KV, those of the last unfinished block have none",
 }
+# Groups that the rows of a forward are listed for; more show nothing new.
+MOST_GROUPS: Final = 4
+FATE_STYLES: Final = {"keep": "blue", "provisional": "green", "scratch": "yellow"}
 PHASE_STYLES: Final = {"draft": "yellow", "verify": "green", "commit": "blue", "refresh": "magenta"}
 
 
@@ -45,12 +47,36 @@ def styled(table: Table) -> Text:
     """Give the same text with headings, states and masks in colour."""
     result = Text(text(table), no_wrap=True)
     result.highlight_regex(r"(?m)^\S.*$", "bold")
-    result.highlight_regex(r"[█░]+", "cyan")
+    _coloured(result)
     result.highlight_regex(r"(?m)line \d+$", "dim")
     for state in table.states:
         style = PHASE_STYLES.get(state.phase, "dim")
         result.highlight_regex(rf"(?m)(?<=^  ){state.name}\b|(?<=-> ){state.name}\b", style)
     return result
+
+
+def masks(table: Table) -> str:
+    """Draw the block mask of every forward that has rows, and nothing else."""
+    parts = [
+        [f"{table.name}  {', '.join(f'{name} = {value}' for name, value in table.params.items())}".rstrip()]
+    ]
+    for plan in table.forwards.values():
+        one = ["  one row, which sees itself and all committed KV"] if plan.rows == 1 else []
+        parts.append([_title(plan), *one, *block_mask.text(table, plan)])
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def styled_masks(table: Table) -> Text:
+    """Give the same text as `masks` with cells coloured by the fate of what is seen."""
+    result = Text(masks(table), no_wrap=True)
+    result.highlight_regex(r"(?m)^\S.*$", "bold")
+    _coloured(result)
+    return result
+
+
+def _coloured(result: Text) -> None:
+    for fate, mark in block_mask.SEEN.items():
+        result.highlight_regex(f"{mark}+", FATE_STYLES[fate])
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
@@ -119,17 +145,24 @@ def _states(table: Table) -> list[str]:
 
 def _forward(table: Table, plan: ForwardPlan) -> list[str]:
     about = table.spec.forwards[plan.name].about
-    shape = f"{plan.attention}, {plan.rows} row{'s' if plan.rows != 1 else ''}" if plan.rows else "no rows"
-    model = "" if plan.model is None else f"{plan.model}, "
-    lines = [f"forward {plan.name}: {model}{shape}{' - ' + about if about else ''}"]
+    lines = [f"{_title(plan)}{' - ' + about if about else ''}"]
     if plan.segments:
-        rows = [
-            ["rows", "segment", "source", "beside", "count", "position", "slot", "weights", "logits", "KV"]
-        ]
-        rows += [_segment(segment, table) for segment in plan.segments]
-        lines += columns(rows)
+        rows = [["rows", "segment", "source", "beside", "count", "position", "slot", "weights", "logits", "KV"]]
+        groups = block_mask.by_group(plan.segments)
+        shown = block_mask.repeated(groups, MOST_GROUPS)
+        rows += [_segment(segment, table) for group in shown for segment in group]
+        listed = columns(rows)
+        if len(shown) < len(groups):
+            # Behind the head, and the first two groups, which show how the next ones go on.
+            listed.insert(1 + len(shown[0]) + len(shown[1]), "  ...")
+        lines += listed
     lines += [f"  {_operator(operator, table)}" for operator in plan.operators]
-    return lines + _mask(plan)
+    return lines + block_mask.text(table, plan)
+
+
+def _title(plan: ForwardPlan) -> str:
+    shape = f"{plan.attention}, {plan.rows} row{'s' if plan.rows != 1 else ''}" if plan.rows else "no rows"
+    return f"forward {plan.name}: {'' if plan.model is None else f'{plan.model}, '}{shape}"
 
 
 def _segment(segment: SegmentPlan, table: Table) -> list[str]:
@@ -201,19 +234,6 @@ def _joined(names: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _mask(plan: ForwardPlan) -> list[str]:
-    if not 1 < plan.rows <= MASK_ROWS:
-        return []
-    names = [
-        segment.name if row == 0 else "" for segment in plan.segments for row in range(segment.max_count)
-    ]
-    width = max(map(len, names))
-    lines = ["  block mask: a row sees all committed KV, and the filled rows of its block"]
-    for name, row in zip(names, plan.mask, strict=True):
-        lines.append(f"    {name:<{width}} " + "".join("██" if seen else "░░" for seen in row))
-    return lines
-
-
 def _folded(rows: Sequence[Sequence[str]], widths: dict[int, int]) -> list[list[str]]:
     """Fold long cells of the columns in `widths` over several rows, at spaces."""
     folded = []
@@ -244,7 +264,7 @@ def _transitions(table: Table) -> list[str]:
 
 
 def _row(row: Row, table: Table) -> list[str]:
-    return [guard_text(row), f"-> {row.target}", "; ".join(effect(row, table))]
+    return [guard_text(row, table), f"-> {row.target}", "; ".join(effect(row, table))]
 
 
 def _life_cycle(table: Table) -> list[str]:
@@ -257,7 +277,8 @@ def _life_cycle(table: Table) -> list[str]:
     title = (
         "life cycle, built in: an emitted run is cut at the first stop token and at the limit, and ends there"
     )
-    return [title, *columns(rows), f"  fill = {to_text(table.fill)}: the slots that prefill writes"]
+    fill = f"  fill = {to_text(table.fill)}: the slots that prefill writes"
+    return [title, *columns(_folded(rows, {2: GUARD, 4: LIFE_EFFECT})), fill]
 
 
 def _sources(row: Row, table: Table) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
-from fsm_spec import diagram, drawing, layout, show
+from fsm_spec import block_mask, diagram, drawing, layout, mask_drawing, show
 from fsm_spec.compile import compile_table
 from fsm_spec.expression import Const, Name, parse
 from fsm_spec.load import load, loads, shipped
@@ -64,7 +65,8 @@ def test_text_names_every_part(name: str) -> None:
         assert state.name in text
     for plan in table.forwards.values():
         for segment in plan.segments:
-            assert segment.name in text
+            # Of many groups the first two and the last are listed.
+            assert segment.name in text or 1 < segment.group < plan.segments[-1].group
         for operator in plan.operators:
             assert ", ".join(operator.out) in text
     for sentence in (*table.always, *table.sometimes):
@@ -83,11 +85,12 @@ forward draft: causal, 4 rows
   1..3  noise    noise    kv + 1    adapter  shifted  scratch
   sample seed: a draw of the target law -> first
   sample noise: a draw of the draft law -> new, law
-  block mask: a row sees all committed KV, and the filled rows of its block
-    seed  ██░░░░░░
-    noise ████░░░░
-          ██████░░
-          ████████
+  block mask: a row sees all committed KV, and of its block: █ keep, ▓ provisional, ▒ scratch
+                               0 1 2 3
+     0  seed keep             ██······
+     1  noise adapter scratch ██▒▒····
+     2                        ██▒▒▒▒··
+     3                        ██▒▒▒▒▒▒
 """
     assert expected in show.text(compiled("uno_linear"))
 
@@ -117,10 +120,82 @@ def test_text_of_ragged_rows_and_lookup() -> None:
     assert "accept by rejection: drafts[:found] judged by anchor, judged -> a, next\n" in text
 
 
-def test_large_masks_are_left_out() -> None:
-    """A mask of more rows than a screen shows is only named."""
-    assert "block mask" not in show.text(compiled("linear_spec"))
-    assert "    seed   ██░░\n    judged ████\n" in show.text(compiled("linear_spec", b=2))
+def test_masks_of_many_rows_have_a_line_a_run() -> None:
+    """Beyond a screen's lines, like rows share one; repeated groups are left out, the last is not."""
+    assert "    0      seed keep           █ ·\n    1..31  judged provisional  █ ◣\n" in show.text(
+        compiled("linear_spec")
+    )
+    text = show.masks(compiled("quadratic", b=12))
+    assert text.startswith("quadratic  b = 12\n\nforward boot: groups, 13 rows\n")
+    expected = """\
+    13        head[1] provisional   █ · · ▓ · · ⋯ · · ·
+    14        known[1] scratch      █ · · ▓ ▒ ▒ ⋯ · · ·
+    15..25    masks[1] scratch      █ · · ▓ ▒ ▒ ⋯ · · ·
+    ...                             ⋮ ⋮ ⋮ ⋮ ⋮ ⋮ ⋱
+    143       head[11] provisional  █ · · ▓ · · ⋯ ▓ · ·
+"""
+    assert expected in text
+    assert "head[2]" not in text
+    assert "  one row, which sees itself and all committed KV\n" in show.masks(compiled("ar"))
+    assert "forward propose: no rows\n\nforward verify:" in show.masks(compiled("ngram"))
+
+
+def test_masks_of_a_tree_are_those_of_an_example() -> None:
+    """A node sees its ancestors and itself; the example grows best first, as the operator does."""
+    text = show.masks(compiled("uno_tree", b=3, k=3, v=5))
+    expected = """\
+  of an example tree, 5 nodes, each rank half as likely as the one before:
+                 0 1 2 3 4
+     0  root    ▓▓········
+     1  below 0 ▓▓▓▓······
+     2  below 0 ▓▓··▓▓····
+     3  below 1 ▓▓▓▓··▓▓··
+     4  below 0 ▓▓······▓▓
+"""
+    assert expected in text
+    assert "the first 12 of 32 nodes" in show.text(compiled("uno_tree"))
+    # No child below the last depth, and no more nodes than such a tree has.
+    assert (-1, 0, 0) == block_mask.example_tree(9, 2, 1)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_masks_as_svg_show_every_cell(name: str) -> None:
+    """A drawing that leaves out or adds a visible cell shows another mask than the kernels use."""
+    table = compile_table(load(name).spec, check=True)
+    root = ET.fromstring(mask_drawing.svg(table))  # noqa: S314 - our own text
+    space = "{http://www.w3.org/2000/svg}"
+    size = str(mask_drawing.CELL - 1)
+    drawn = Counter(
+        node.get("fill")
+        for node in root.iter(f"{space}rect")
+        if (node.get("width"), node.get("height")) == (size, size)
+    )
+    expected: Counter[str | None] = Counter()
+    for plan in table.forwards.values():
+        shown = block_mask.picture(table, plan, mask_drawing.MOST_NODES)
+        for row in shown.mask if plan.rows else ():
+            for seen, fate in zip(row, shown.fates, strict=True):
+                expected[mask_drawing.FATES[fate] if seen else mask_drawing.UNSEEN] += 1
+    drawn.pop("url(#fsm-adapter)", None)
+    assert expected == drawn
+    words = {node.text for node in root.iter(f"{space}text")}
+    for plan in table.forwards.values():
+        assert plan.tree is not None or {segment.name for segment in plan.segments} <= words
+
+
+def test_long_masks_as_svg_are_cut() -> None:
+    """A block of a thousand rows is drawn by a few of each run, and the last says how many there are."""
+    root = ET.fromstring(mask_drawing.svg(compiled("quadratic", b=32)))  # noqa: S314 - our own text
+    words = {node.text for node in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"head[0]", "head[1]", "head[31]", "row 1055"} <= words
+    assert "head[2]" not in words
+    assert float(root.get("height", "0")) < 1000
+
+
+def test_styled_masks_have_the_same_characters() -> None:
+    """Colour adds nothing and takes nothing away."""
+    table = compiled("uno_tree")
+    assert show.masks(table) == show.styled_masks(table).plain
 
 
 def test_text_of_an_abstract_model() -> None:
