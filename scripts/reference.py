@@ -174,7 +174,14 @@ def outputs(operator: Operator) -> Iterator[str]:
 def _described(output: Output, most: str) -> str:
     if output.kind == "count":
         return f"a count from 0 to {most}"
-    words = {"token": "token", "real": "number", "law": "law", "index": "row of the block", "tree": "node of a tree"}
+    words = {
+        "token": "token",
+        "real": "number",
+        "feature": "hidden state",
+        "law": "law",
+        "index": "row of the block",
+        "tree": "node of a tree",
+    }
     first, _, rest = words[output.kind].partition(" ")
     return f"{most} {first}{'' if most == '1' else 's'}{f' {rest}' if rest else ''}"
 

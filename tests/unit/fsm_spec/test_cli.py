@@ -335,7 +335,7 @@ def test_show(form: str, start: str, tmp_path: Path) -> None:
 def test_show_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In a terminal the same text is shown in colour."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    command.show("ar", "text", {}, None)
+    command.show("ar", "text", {}, None, masks=False)
     assert "forward decode: causal, 1 row" in capsys.readouterr().out
 
 
