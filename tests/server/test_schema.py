@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schemathesis
@@ -53,7 +54,7 @@ def test_no_example_breaks_the_server(fuzzed: Running, path: str, mode: Generati
         derandomize=True,
         database=None,
     )
-    def check(case: Case) -> None:
+    def check(case: Case[Any]) -> None:
         response = case.call(base_url=fuzzed.url, timeout=30)
         statuses.add(response.status_code)
         case.validate_response(response, checks=CHECKS)
