@@ -24,6 +24,7 @@ from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.scenario import Prepared, prepare
 from fsm_spec.simulator.simulation import Results
 from fsm_spec.simulator.sweep import compare, sweep_arrivals, sweep_table
+from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.trace import TraceWriter, header
 
 MIB = 2**20
@@ -52,7 +53,7 @@ class Run:
             "recomputed_slots": results.recomputed_slots,
             "usage": results.usage.to_dict(),
             "verdicts": list(results.verdicts),
-            "over_time": over_time(results),
+            "over_time": over_time(results.timeline),
             "run": {
                 "loop_seconds": round(self.loop_seconds, 3),
                 "compile_seconds": round(self.compile_seconds, 3),
@@ -118,9 +119,8 @@ def _show(draw: Callable[[Console], None]) -> None:
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
 
-def over_time(results: Results) -> dict[str, list[float]]:
+def over_time(line: Timeline) -> dict[str, list[float]]:
     """Give the series of a run: means of each level and emitted tokens a second, up to the given ends."""
-    line = results.timeline
     series = {"end_s": [round(edge / 1e9, 6) for edge in line.edges_ns]}
     series |= {name: [round(value, 3) for value in line.mean_levels(name)] for name in line.levels}
     return series | {f"{name}_s": [round(value, 3) for value in line.rates(name)] for name in line.amounts}

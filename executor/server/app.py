@@ -39,6 +39,10 @@ from fsm_spec.executor.server.worker import Worker
 
 # Bodies above this are read into orders outside the event loop: tokenizing 64 kB takes some 10 ms.
 _SMALL_BODY = 16 * 1024
+# The page loads nothing from elsewhere and is shown in no frame.
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
+}
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {
         "description": about,
@@ -259,7 +263,15 @@ def _add_monitoring(server: Server) -> None:
     @server.api.get("/", include_in_schema=False)
     async def status() -> Response:
         """Give the status page."""
-        return Response((page / "status.html").read_bytes(), media_type="text/html")
+        return Response((page / "status.html").read_bytes(), headers=PAGE_HEADERS, media_type="text/html")
+
+    @server.api.get("/page/{name}", include_in_schema=False)
+    async def part(name: str) -> Response:
+        """Give the page's style or script."""
+        kinds = {"status.css": "text/css", "status.js": "text/javascript"}
+        if name not in kinds:
+            raise Refusal(f"there is nothing at /page/{name}", status=404)
+        return Response((page / name).read_bytes(), media_type=kinds[name])
 
 
 def _add_machine(server: Server) -> None:

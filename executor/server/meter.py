@@ -19,7 +19,7 @@ from fsm_spec.plan import OperatorPlan
 from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import END, Table
 
-# Transitions remembered of a request for those who watch.
+# States remembered of a request for those who watch.
 _PATH = 8
 PREFILLING = "prefill"
 
@@ -54,15 +54,17 @@ class Meter:
         self.paths: dict[int, deque[str]] = {}
         self.watched_until = 0.0
         self._phases = {state.name: state.phase for state in table.states}
-        self._round = {state.name for state in table.states if state.round}
         self._end = table.codes[END]
         self._judges = {state.name: _judge(table, state.forward) for state in table.states}
         self._lead = {row.index: self._leads(row.index) for row in table.rows}
         self._args: dict[str, Args] = {}
+        # What each request's last round counted, for a stop string that takes tokens of it back.
+        self._last: dict[int, tuple[int, int, int]] = {}
 
     def take(self) -> Counts:
         """Give the counts since the last look."""
         counts, self.counts = self.counts, Counts()
+        self._last.clear()
         return counts
 
     def launch(self, launch: Launch) -> list[Args]:
@@ -90,11 +92,13 @@ class Meter:
         counts.transitions.update(done.transition.tolist())
         if event == life_cycle.PREEMPT:
             counts.preemptions += len(requests)
+        if event == life_cycle.HALT:
+            self._take_back(requests, before["emitted"] - done.columns["emitted"])
         if event in self._phases and self.table.state(event).forward is not None:
             self._count_rounds(before, done)
-            self._count_drafts(event, before, done)
+            self._count_drafts(event, requests, before, done)
         if self.watched_until:
-            self._follow(event, requests, done)
+            self._follow(requests, done)
 
     def resize(self, request: int, pages: int) -> None:
         """Pass on."""
@@ -115,9 +119,25 @@ class Meter:
                 self.counts.rounds[state.name] += 1
         self.counts.runs.update(count for count in done.emitted.tolist() if count)
 
-    def _count_drafts(self, event: str, before: Columns, done: Step) -> None:
+    def _take_back(self, requests: NDArray[np.int64], back: NDArray[np.int32]) -> None:
+        """Take back what lies behind a stop string: it was never emitted to anybody."""
+        for request, tokens in zip(requests.tolist(), back.tolist(), strict=True):
+            run, kept, lead = self._last.get(request, (0, 0, 0))
+            if not (tokens and run):
+                continue
+            left = run - tokens
+            self.counts.runs[run] -= 1
+            self.counts.runs[left] += left > 0
+            still = min(kept, max(0, left - lead))
+            self.counts.accepted -= kept - still
+            self.counts.places.subtract(range(still, kept))
+
+    def _count_drafts(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
+        """Count drafts judged and those of the accepted that were emitted."""
         judge = self._judges[event]
         if judge is None:
+            for request, run in zip(requests.tolist(), done.emitted.tolist(), strict=True):
+                self._last[request] = (run, 0, 0)
             return
         count = judge.counts[0]
         args = self._args.get(event, {})
@@ -131,6 +151,7 @@ class Meter:
             self.counts.drafted += int(each[index])
             self.counts.accepted += kept
             self.counts.places.update(range(kept))
+            self._last[int(requests[index])] = (int(done.emitted[index]), kept, lead or 0)
 
     def _leads(self, index: int) -> int | None:
         """Give the tokens that a row emits before its accepted drafts; None where it emits none of them."""
@@ -147,7 +168,7 @@ class Meter:
             before += length.value if isinstance(length, Const) else 0
         return None
 
-    def _follow(self, event: str, requests: NDArray[np.int64], done: Step) -> None:
+    def _follow(self, requests: NDArray[np.int64], done: Step) -> None:
         """Remember the way of each request, while somebody looks."""
         if time.monotonic() > self.watched_until:
             self.watched_until = 0.0
@@ -158,7 +179,7 @@ class Meter:
                 self.paths.pop(request, None)
             else:
                 path = self.paths.setdefault(request, deque(maxlen=_PATH))
-                path.append(f"{event} → {self.table.states[state].name}")
+                path.append(self.table.states[state].name)
 
 
 def _judge(table: Table, forward: str | None) -> OperatorPlan | None:

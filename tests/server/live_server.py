@@ -47,7 +47,8 @@ TEMPLATE = """{%- if tools %}{{ 'Tools: ' + tools|tojson + '\n<tool_call>{...}</
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'assistant: ' }}{%- endif %}"""
 CONTEXT = 1024
-START_SECONDS = 180
+# Generous: on a loaded machine everything takes ten times as long.
+START_SECONDS = SETTLE_SECONDS = 180
 SERVING: dict[str, Any] = {
     "host": "127.0.0.1",
     "port": 0,
@@ -138,7 +139,7 @@ class Running:
 
     def settled(self) -> dict[str, float]:
         """Wait until nothing runs; then pages free = pool, nobody is left, and the metrics are those of the end."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + SETTLE_SECONDS
         while True:
             state = self.http.get("/v1/fsm/requests").json()
             if not (state["live"] or state["waiting"] or state["preempted"]):
@@ -202,7 +203,7 @@ def in_process(folder: Path, spec: str, options: dict[str, Any]) -> Iterator[Run
     thread.start()
     url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(base_url=url, timeout=60) as http:
+        with httpx.Client(base_url=url, timeout=180) as http:
             running = Running(url, http, parts=parts, loop=loop)
             _wait(running, thread.is_alive)
             yield running
@@ -221,7 +222,7 @@ def process(folder: Path, log: Path, spec: str, *options: str) -> Iterator[Runni
     command += ["--model", str(folder), "--port", str(port), "--log-format", "json", *options]
     with log.open("wb") as errors, subprocess.Popen(command, stderr=errors) as started:
         url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, timeout=60) as http:
+        with httpx.Client(base_url=url, timeout=180) as http:
             running = Running(url, http, process=started)
             try:
                 _wait(running, lambda: started.poll() is None)
@@ -230,7 +231,7 @@ def process(folder: Path, log: Path, spec: str, *options: str) -> Iterator[Runni
                 if started.poll() is None:
                     started.terminate()
                     try:
-                        started.wait(20)
+                        started.wait(60)
                     except subprocess.TimeoutExpired:
                         started.kill()
 

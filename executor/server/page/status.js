@@ -1,0 +1,168 @@
+"use strict";
+// Asks the server twice a second where every request is, and shows it. No library, nothing from elsewhere.
+
+const at = (id) => document.getElementById(id);
+const key = () => sessionStorage.getItem("key") || "";
+const base = new URL(".", document.baseURI);
+let before = null;
+
+function make(tag, text, style) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (style) made.className = style;
+  return made;
+}
+
+async function ask(path, options = {}) {
+  const headers = { ...options.headers, ...(key() ? { authorization: `Bearer ${key()}` } : {}) };
+  const response = await fetch(new URL(path, base), { ...options, headers });
+  if (response.status === 401) {
+    at("key-form").hidden = false;
+    throw new Error("This server asks for an API key.");
+  }
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  return response;
+}
+
+function numbers(text) {
+  const found = {};
+  for (const line of text.split("\n")) {
+    const match = /^([a-z_]+:[a-z_]+)(?:\{(.*)\})? (\S+)$/.exec(line);
+    if (!match) continue;
+    const labels = Object.fromEntries([...(match[2] || "").matchAll(/(\w+)="([^"]*)"/g)].map((m) => [m[1], m[2]]));
+    (found[match[1]] ||= []).push([labels, Number(match[3])]);
+  }
+  return found;
+}
+
+const total = (found, name) => (found[name] || []).reduce((sum, [, value]) => sum + value, 0);
+const short = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
+
+function showFacts(facts) {
+  at("spec").textContent = facts.spec;
+  at("about").textContent = facts.about;
+  const parameters = Object.entries(facts.params).map(([name, value]) => `${name} = ${value}`);
+  const chips = [facts.verdict, `model ${facts.model}`, ...parameters, `table ${facts.digest.slice(0, 12)}`, facts.system_fingerprint];
+  at("facts").replaceChildren(...chips.map((text) => make("span", text)));
+  at("policy").replaceChildren(...facts.policies.map((name) => make("option", name)));
+  at("policy").value = facts.policy.policy;
+  at("states").replaceChildren(
+    ...facts.states.filter((state) => state.name !== "end").map((state) => {
+      const made = make("div");
+      made.dataset.state = state.name;
+      made.append(make("b", "0"), make("span", state.name, "note"));
+      return made;
+    }),
+  );
+}
+
+function showStates(state) {
+  const counts = { wait: state.waiting + state.preempted };
+  for (const request of state.live) counts[request.state] = (counts[request.state] || 0) + 1;
+  for (const made of at("states").children) {
+    const count = counts[made.dataset.state] || 0;
+    made.firstChild.textContent = count;
+    made.classList.toggle("busy", count > 0);
+  }
+}
+
+function showPages(pages) {
+  const all = pages.committed + pages.tentative + pages.free;
+  const kinds = ["committed", "tentative"].map((kind) => {
+    const made = make("i", undefined, kind);
+    made.style.width = `${(100 * pages[kind]) / all}%`;
+    return made;
+  });
+  at("pages").replaceChildren(...kinds);
+  at("pages-text").textContent = `${pages.committed} committed, ${pages.tentative} taken for the next round, ${pages.free} free of ${all}`;
+}
+
+function showLive(live) {
+  const cells = (request) => [
+    request.index ? `${request.id} #${request.index}` : request.id, request.state, request.path.join(" → "),
+    request.columns.prompt, request.columns.emitted, request.columns.kv, request.pages, request.rounds,
+    short(request.acceptance_length ?? NaN), `${short(request.seconds, 1)} s`,
+  ];
+  at("live").replaceChildren(
+    ...live.slice(0, 100).map((request) => {
+      const row = make("tr");
+      row.append(...cells(request).map((value, index) => make("td", value, index === 2 ? "path" : undefined)));
+      return row;
+    }),
+  );
+  at("nobody").hidden = live.length > 0;
+}
+
+function showNumbers(state, found) {
+  const now = { time: performance.now() / 1000, tokens: total(found, "vllm:generation_tokens_total") };
+  const rate = before ? (now.tokens - before.tokens) / (now.time - before.time) : NaN;
+  before = now;
+  const accepted = total(found, "vllm:spec_decode_num_accepted_tokens_total");
+  const drafted = total(found, "vllm:spec_decode_num_draft_tokens_total");
+  const cards = [
+    ["live", state.live.length], ["waiting", state.waiting + state.preempted], ["tokens a second", short(rate, 1)],
+    ["tokens a round", short(total(found, "fsm_spec:emitted_tokens_total") / total(found, "fsm_spec:rounds_total"))],
+    ["drafts accepted", drafted ? `${short((100 * accepted) / drafted, 0)} %` : "–"],
+    ["KV in use", `${short((100 * (state.pages.committed + state.pages.tentative)) / (state.pages.committed + state.pages.tentative + state.pages.free), 0)} %`],
+    ["preemptions", total(found, "vllm:num_preemptions_total")],
+  ];
+  at("cards").replaceChildren(
+    ...cards.map(([name, value]) => {
+      const made = make("div");
+      made.append(make("b", value), make("span", name));
+      return made;
+    }),
+  );
+  const rounds = total(found, "vllm:spec_decode_num_drafts_total");
+  const places = (found["vllm:spec_decode_num_accepted_tokens_per_pos_total"] || [])
+    .map(([labels, value]) => [Number(labels.position), value]).sort((one, other) => one[0] - other[0]);
+  at("places").replaceChildren(
+    ...places.map(([place, value]) => {
+      const made = make("div");
+      const bar = make("i");
+      bar.style.height = `${(80 * value) / rounds}%`;
+      bar.title = `${short((100 * value) / rounds, 1)} % of rounds`;
+      made.append(bar, make("span", place + 1));
+      return made;
+    }),
+  );
+  if (!places.length) at("places").replaceChildren(make("span", "No draft was accepted yet.", "note"));
+}
+
+async function look() {
+  try {
+    if (!at("policy").options.length) {
+      showFacts(await (await ask("v1/fsm")).json());
+      at("diagram").innerHTML = await (await ask("v1/fsm/diagram")).text();
+    }
+    const state = await (await ask("v1/fsm/requests")).json();
+    showStates(state);
+    showPages(state.pages);
+    showLive(state.live);
+    showNumbers(state, numbers(await (await ask("metrics")).text()));
+    at("fault").hidden = true;
+    at("key-form").hidden = true;
+  } catch (error) {
+    at("fault").textContent = error.message;
+    at("fault").hidden = false;
+  }
+  setTimeout(look, 500);
+}
+
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("key", at("key").value);
+});
+
+at("policy").addEventListener("change", async (event) => {
+  const body = JSON.stringify({ policy: event.target.value });
+  try {
+    const headers = { "content-type": "application/json" };
+    const chosen = await (await ask("v1/fsm/policy", { method: "PUT", headers, body })).json();
+    at("policy-answer").textContent = `${chosen.policy} is in force`;
+  } catch (error) {
+    at("policy-answer").textContent = error.message;
+  }
+});
+
+look();

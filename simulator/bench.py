@@ -1,0 +1,198 @@
+"""What `fsm-spec bench serve` does: measure a server, and print, write and draw what `simulate` would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fsm_spec.errors import UserError
+from fsm_spec.screen import Screen
+from fsm_spec.simulator import report
+from fsm_spec.simulator.command import over_time
+from fsm_spec.simulator.measure import Measured, Target, measure
+from fsm_spec.simulator.metrics import UNSET
+from fsm_spec.simulator.page import write_page
+from fsm_spec.simulator.prompts import Prompts
+from fsm_spec.simulator.result_file import read_results
+from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Hold the latencies that a good answer keeps, in milliseconds; None asks for nothing."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    @classmethod
+    def parse(cls, text: str | None) -> Objective | None:
+        """Read `ttft:200,tpot:50,e2e:2000`; raises UserError with the right form."""
+        if text is None:
+            return None
+        given: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.strip().partition(":")
+            try:
+                given[{"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2e_ms"}[name]] = float(value)
+            except (KeyError, ValueError):
+                raise UserError(f'--slo "{text}" is unknown; write ttft:200,tpot:50,e2e:2000 (ms)') from None
+        return cls(**given)
+
+    def kept(self, measured: Measured) -> int:
+        """Count the finished requests that kept all limits."""
+        log = measured.log
+        good = log.finished & (log.first_token_ns != UNSET)
+        steps = (log.emitted - 1).clip(min=1)
+        times = {
+            "ttft_ms": log.first_token_ns - log.arrival_ns,
+            "tpot_ms": (log.finish_ns - log.first_token_ns) / steps,
+            "e2e_ms": log.finish_ns - log.arrival_ns,
+        }
+        for name, values in times.items():
+            limit = getattr(self, name)
+            if limit is not None:
+                good &= values <= limit * 1e6
+        return int(good.sum())
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Hold the options of one `bench serve`."""
+
+    target: Target
+    arrivals: str
+    input: str | None
+    output: str | None
+    requests: int | None
+    dataset: Path | None
+    seed: int
+    slo: str | None
+
+    def workload(self, prompts: Prompts) -> Requests:
+        """Draw the requests, as the simulator does; a closed loop takes 4 a user."""
+        arrivals = parse_arrivals(self.arrivals)
+        trace = arrivals.kind == "trace"
+        count = self.requests
+        if count is None and arrivals.kind == "closed":
+            count = 4 * arrivals.concurrency
+        # A data set has its own prompts, and may have its own limits.
+        prompt = self.input or ("1" if self.dataset else None)
+        output = self.output or ("128" if self.dataset else None)
+        workload = Workload(
+            arrivals,
+            None if trace or prompt is None else parse_lengths(prompt, "--input"),
+            None if trace or output is None else parse_lengths(output, "--output"),
+            count,
+            self.seed,
+        )
+        return prompts.outputs(workload.generate())
+
+    def settings(self, requests: Requests, about: dict[str, Any]) -> dict[str, str]:
+        """Say in words what was measured."""
+        parameters = " ".join(f"{name}={value}" for name, value in about.get("params", {}).items())
+        given = {
+            "model": self.target.model or about.get("model", ""),
+            "hardware": f"measured: {platform.machine()}",
+            "parameters": parameters,
+            "arrivals": parse_arrivals(self.arrivals).describe(),
+            "input": self.input or "",
+            "output": self.output or "",
+            "data set": self.dataset.name if self.dataset else "",
+            "requests": str(len(requests)),
+            "temperature": f"{self.target.temperature:g}" if self.target.temperature else "",
+            "policy": about.get("policy", {}).get("policy", ""),
+            "pool": "{pages} pages of {page_size}".format(**about["pool"]) if about else "",
+            "seed": str(self.seed),
+        }
+        return {name: value for name, value in given.items() if value}
+
+
+def execute(bench: Bench, *, page: Path | None, beside: list[Path], as_json: bool) -> None:
+    """Measure, then print and write; raises UserError."""
+    others = [scenario for path in beside for scenario in read_results(path)]
+    objective = Objective.parse(bench.slo)
+    prompts = Prompts.read(bench.dataset, bench.seed, chat=bench.target.chat)
+    requests = bench.workload(prompts)
+    measured = _watched(bench, requests, prompts)
+    settings = bench.settings(requests, measured.about)
+    name = f"{measured.about.get('spec', bench.target.url)}"
+    notes = tuple(f"{count} requests failed: {reason}" for reason, count in measured.failed.items())
+    scenario = report.Scenario(f"{name}, measured", settings, measured.summary, measured.timeline, "", notes)
+    if page is not None:
+        write_page(page, [scenario, *others], "Measured and simulated" if others else "Measured")
+    value = content(bench, measured, settings, notes, objective)
+    if as_json:
+        sys.stdout.write(json.dumps(value, indent=1) + "\n")
+        return
+    screen = Screen(highlight=False)
+    report.print_report(screen, [scenario, *others])
+    if objective is not None:
+        good = value["goodput"]
+        screen.print(
+            f"goodput {good['req_s']:.3g} requests/s: {good['kept']} of {good['of']} kept {bench.slo}"
+        )
+    if page is not None:
+        screen.print(f"report in {page}", soft_wrap=True)
+
+
+def content(
+    bench: Bench,
+    measured: Measured,
+    settings: dict[str, str],
+    notes: tuple[str, ...],
+    objective: Objective | None,
+) -> dict[str, Any]:
+    """Give a measurement in the form of a simulation's result."""
+    about, summary = measured.about, measured.summary
+    value: dict[str, Any] = {
+        "spec": about.get("spec"),
+        "digest": about.get("digest"),
+        "params": about.get("params", {}),
+        "scenario": settings,
+        **summary.to_dict(),
+        "iterations": None,
+        "launches": measured.launches,
+        "recomputed_slots": None,
+        "verdicts": list(notes),
+        "over_time": over_time(measured.timeline),
+        "run": {
+            "source": "measured",
+            "url": bench.target.url,
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            "failed": measured.failed,
+        },
+    }
+    if objective is not None:
+        kept = objective.kept(measured)
+        value["goodput"] = {
+            "slo": bench.slo,
+            "kept": kept,
+            "of": summary.requests,
+            "req_s": round(kept / summary.duration_s, 6) if summary.duration_s else 0.0,
+        }
+    return value
+
+
+def _watched(bench: Bench, requests: Requests, prompts: Prompts) -> Measured:
+    """Measure with a progress bar on standard error."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(bench.arrivals, total=len(requests))
+        tick = partial(_advance, bar, task)
+        return asyncio.run(measure(bench.target, requests, prompts, tick))
+
+
+def _advance(bar: Progress, task: Any, ended: int) -> None:  # noqa: ANN401 -- rich's own identity of a task
+    bar.update(task, completed=ended)

@@ -1,0 +1,109 @@
+"""`fsm-spec bench serve` against a server that runs: what it reports is what the server did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from live_server import Running
+from typer.testing import CliRunner
+
+from fsm_spec.cli import application
+
+LOAD = ("--input", "12", "--output", "9")
+
+
+def bench(*options: str) -> tuple[int, str, str]:
+    """Run the command -> (exit code, stdout, stderr)."""
+    done = CliRunner().invoke(application(), ["bench", "serve", *options])
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arrivals", ["closed:3", "poisson:40"])
+def test_results_have_the_form_of_a_simulation(server: Running, tmp_path: Path, arrivals: str) -> None:
+    """Counts are the server's, times add up, and the report shows it beside another run."""
+    before = server.settled()
+    given = (
+        "--url",
+        server.url,
+        "--arrivals",
+        arrivals,
+        "--requests",
+        "8",
+        *LOAD,
+        "--slo",
+        "e2e:100000,ttft:0",
+    )
+    code, said, _ = bench(*given, "--json")
+    assert code == 0
+    found = json.loads(said)
+    after = server.settled()
+    moved = {
+        name: int(after[name] - before.get(name, 0))
+        for name in ("vllm:prompt_tokens_total", "fsm_spec:rounds_total")
+    }
+    assert (8, 8, 72) == (found["requests"], found["finished"], found["emitted_tokens"])
+    assert moved["vllm:prompt_tokens_total"] == 8 * 12
+    assert moved["fsm_spec:rounds_total"] == found["rounds"]
+    assert found["acceptance_length"] == pytest.approx((72 - 8) / found["rounds"], abs=1e-5)
+    assert (found["spec"], found["scenario"]["arrivals"]) == ("ngram", arrivals)
+    assert {"kept": 0, "of": 8} == {name: found["goodput"][name] for name in ("kept", "of")}
+    assert found["ttft_ms"]["p50"] <= found["e2e_ms"]["p50"]
+    assert 72 == pytest.approx(integral(found["over_time"]), rel=0.01)
+    file = tmp_path / "one.json"
+    file.write_text(said)
+    page = tmp_path / "page.html"
+    code, said, _ = bench(*given[:-2], "--beside", str(file), "--report", str(page))
+    assert code == 0
+    assert said.count("measured") >= 2
+    assert page.read_text().count("ngram, measured") >= 2
+
+
+def integral(series: dict[str, list[float]]) -> float:
+    """Add up a series of tokens a second."""
+    edges = [0.0, *series["end_s"]]
+    return sum(
+        rate * (end - start) for rate, start, end in zip(series["tokens_s"], edges, edges[1:], strict=False)
+    )
+
+
+def test_data_sets_and_chats(server: Running, tmp_path: Path) -> None:
+    """A data set brings its own prompts and limits."""
+    rows = [
+        {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3},
+        {"prompt": "world", "max_tokens": 5},
+    ]
+    path = tmp_path / "set.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = (
+        "--url",
+        server.url,
+        "--arrivals",
+        "closed:2",
+        "--requests",
+        "4",
+        "--dataset",
+        str(path),
+        "--chat",
+        "--json",
+    )
+    code, said, _ = bench(*given)
+    assert (code, json.loads(said)["emitted_tokens"]) == (0, 16)
+
+
+def test_mistakes_get_one_sentence(server: Running, tmp_path: Path) -> None:
+    """No traceback, whatever is wrong with server, data set, limits or results."""
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"prompt": 1}\n')
+    for options, sentence in [
+        (("--url", "http://127.0.0.1:9", *LOAD), "cannot be reached"),
+        (("--url", server.url, "--arrivals", "closed:2"), "--input"),
+        (("--url", server.url, *LOAD, "--slo", "fast"), "write ttft:200"),
+        (("--url", server.url, "--dataset", str(broken)), "broken.jsonl:1"),
+        (("--url", server.url, *LOAD, "--beside", str(broken)), "holds no results"),
+        (("--url", server.url, *LOAD, "--model", "other", "--requests", "1"), "answered no request"),
+    ]:
+        code, _, errors = bench(*options)
+        assert (code, errors.count("\n")) == (2, 1), errors
+        assert sentence in errors
