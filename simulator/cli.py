@@ -80,6 +80,9 @@ def simulate(
     report_: Annotated[
         Path | None, typer.Option("--report", help="Write a self-contained HTML report.")
     ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Write a row a request to this folder, a Parquet file a run.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate decode algorithms on a model, a machine and a workload: throughput, latency, KV and preemptions."""
@@ -107,7 +110,7 @@ def simulate(
         "page_size": page_size,
         "seed": seed,
     }
-    execute(specs, arrivals, base, trace=trace, page=report_, as_json=as_json)
+    execute(specs, arrivals, base, trace=trace, page=report_, rows=parquet, as_json=as_json)
 
 
 def _missing(given: Mapping[str, str | None]) -> UserError:

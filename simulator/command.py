@@ -20,9 +20,11 @@ from fsm_spec.drawing import svg
 from fsm_spec.errors import UserError
 from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
+from fsm_spec.simulator.metrics import RequestLog
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.scenario import Prepared, prepare
 from fsm_spec.simulator.simulation import Results
+from fsm_spec.simulator.sketch import ACCURACY
 from fsm_spec.simulator.sweep import compare, sweep_arrivals, sweep_table
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.trace import TraceWriter, header
@@ -48,6 +50,7 @@ class Run:
             "params": dict(prepared.table.params),
             "scenario": prepared.settings(),
             **results.summary.to_dict(),
+            "percentile_error": 0.0 if results.exact else ACCURACY,
             "iterations": results.iterations,
             "launches": results.launches,
             "recomputed_slots": results.recomputed_slots,
@@ -73,6 +76,7 @@ def execute(
     *,
     trace: Path | None,
     page: Path | None,
+    rows: Path | None,
     as_json: bool,
 ) -> None:
     """Simulate every spec under every concurrency, and print and write the results; raises UserError.
@@ -84,8 +88,9 @@ def execute(
         raise UserError(
             f"--trace holds one run, and {len(prepared)} are asked for; give one spec and one concurrency"
         )
-    runs = _run_all(prepared, trace)
-    places = {name: str(path) for name, path in (("trace", trace), ("report", page)) if path is not None}
+    runs = _run_all(prepared, trace, rows)
+    written = (("trace", trace), ("report", page), ("parquet", rows))
+    places = {name: str(path) for name, path in written if path is not None}
     scenarios = [_reported(run) for run in runs]
     if page is not None:
         write_page(page, scenarios)
@@ -140,22 +145,40 @@ def _advance(bar: Progress, task: TaskID, finished: int) -> None:
     bar.update(task, completed=finished)
 
 
-def _run_all(prepared: Sequence[Prepared], trace: Path | None) -> list[Run]:
+def _run_all(prepared: Sequence[Prepared], trace: Path | None, rows: Path | None) -> list[Run]:
     """Run the scenarios one after the other, with a progress bar on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     runs = []
+    taken: set[str] = set()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         for each in prepared:
             task = bar.add_task(f"{each.table.name} {each.scenario.arrivals}", total=len(each.requests))
-            with _writer(each, trace) as writer:
+            with _writer(each, trace) as writer, _rows(each, rows, taken) as take:
                 start = time.perf_counter()
                 simulation = each.simulation(trace=writer)
                 simulation.compile()
                 compiled = time.perf_counter()
-                results = simulation.run(partial(_advance, bar, task))
+                results = simulation.run(partial(_advance, bar, task), take)
                 runs.append(Run(each, results, time.perf_counter() - compiled, compiled - start))
     return runs
+
+
+@contextmanager
+def _rows(
+    prepared: Prepared, folder: Path | None, taken: set[str]
+) -> Iterator[Callable[[RequestLog], None] | None]:
+    """Open the file of a run's rows."""
+    if folder is None:
+        yield None
+        return
+    from fsm_spec.simulator.parquet import file_name, row_file  # takes a tenth of a second
+
+    table = prepared.table
+    about = {"spec": table.name, "digest": table.digest, "scenario": prepared.settings()}
+    path = folder / file_name(table.name, prepared.scenario.arrivals, taken)
+    with row_file(path, about) as file:
+        yield file.write
 
 
 @contextmanager

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import typer
+from pyarrow import parquet  # type: ignore[import-untyped]
 from typer.testing import CliRunner, Result
 
 from fsm_spec.cli import application
 from fsm_spec.replay import replay
+from fsm_spec.simulator.parquet import TIMES
 
 BASE = ["--model", "smollm2-135m", "--hardware", "H100"]
 SMALL = [*BASE, "--arrivals", "poisson:50", "--input", "16", "--output", "8", "--requests", "12"]
@@ -64,7 +66,7 @@ def test_json_holds_what_checks_rely_on() -> None:
         "kv",
     }
     assert promised <= set(document)
-    assert {"loop_seconds", "peak_rss_mb"} <= set(document["run"])
+    assert {"loop_seconds", "compile_seconds", "peak_rss_mb"} <= set(document["run"])
     assert 12 == document["finished"]
     assert "/" not in without_run({**document, "over_time": {}})
     assert len(document["over_time"]["end_s"]) == len(document["over_time"]["committed"])
@@ -260,3 +262,27 @@ def test_one_trace_holds_one_run(tmp_path: Path) -> None:
     two = refusal("simulate", "ar", "ar", *SMALL, "--trace", str(tmp_path / "t"))
     assert "--trace holds one run" in two
     assert "cannot be written" in refusal("simulate", "ar", *SMALL, "--trace", str(tmp_path / "no" / "t"))
+
+
+def test_parquet_holds_a_row_a_request(tmp_path: Path) -> None:
+    """Each run has a file of its own; times that never came are null, and the same seed gives the same bytes."""
+    folders = tmp_path / "first", tmp_path / "second"
+    loops = [*BASE, "--arrivals", "closed:2", "--input", "16", "--output", "8", "--requests", "6"]
+    for folder in folders:
+        done = run("simulate", "ar", "isd", *loops, "--accept", "0.8,0.7,0.6", "--parquet", str(folder))
+        assert 0 == done.exit_code, done.output
+    names = sorted(path.name for path in folders[0].iterdir())
+    assert ["ar-closed-2.parquet", "isd-closed-2.parquet"] == names
+    assert [(folders[0] / name).read_bytes() for name in names] == [
+        (folders[1] / name).read_bytes() for name in names
+    ]
+    table = parquet.read_table(folders[0] / "isd-closed-2.parquet")
+    assert list(range(6)) == table["request"].to_pylist()
+    assert [8] * 6 == table["emitted"].to_pylist()
+    times = [table[name].to_pylist() for name in TIMES]
+    assert all(list(moments) == sorted(moments) for moments in zip(*times, strict=True))
+    assert "isd" == json.loads(table.schema.metadata[b"fsm-spec"])["spec"]
+    (tmp_path / "file").touch()
+    assert "give another folder with --parquet" in refusal(
+        "simulate", "ar", *loops, "--parquet", str(tmp_path / "file")
+    )
