@@ -24,7 +24,7 @@ from fsm_spec.table import CarryPlan
 Output = Tokens | torch.Tensor | Tree
 Integers = NDArray[np.int32]
 
-TEXT, MASK, NOISE = "text", "mask", "noise"
+TEXT, MASK, NOISE, CERTAIN = "text", "mask", "noise", "certain"
 # No token: what a carry holds where nothing was written; the model refuses it, so that no stale token is ever read.
 EMPTY = -1
 _FIRST_CAPACITY = 16
@@ -121,6 +121,9 @@ class Scope:
         """Read laws, hidden states [length, width] or numbers [length] of one member."""
         parts = []
         for piece in pieces:
+            if piece.name == CERTAIN:
+                parts.append(torch.ones(self.edge(piece.stop, member)))
+                continue
             output = self.outputs.get(piece.name)
             assert output is None or isinstance(output, torch.Tensor)
             whole = (

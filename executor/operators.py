@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fsm_spec.budget import Rate, best_total, grant, share
 from fsm_spec.executor.block import Block, ReadRows
 from fsm_spec.executor.carry import EMPTY, Scope
 from fsm_spec.executor.control import shape_block
@@ -31,6 +32,8 @@ Reading = Callable[..., Any]
 Counts = NDArray[np.int64]
 # Outputs that are read as arrays; laws and trees stay what the readings give.
 _HOST = ("token", "index")
+# Operators that read the hidden states of rows.
+_ON_STATES = ("capture", "sample:markov")
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,18 @@ class Sampling:
 
 
 class Operators:
-    """Run the operators of a launch; `readings` maps keys of the registry to functions over tensors."""
+    """Run the operators of a launch; `readings` maps keys of the registry to functions over tensors.
 
-    def __init__(self, chooser: Chooser, readings: Mapping[str, Reading] = OPERATORS) -> None:
+    `rate` gives the steps a second of launches by their rows, which verify budgets weigh; without one nothing is
+    trimmed.
+    """
+
+    def __init__(
+        self, chooser: Chooser, readings: Mapping[str, Reading] = OPERATORS, rate: Rate | None = None
+    ) -> None:
         self.chooser = chooser
         self.readings = readings
+        self.rate = rate
 
     def first_tokens(self, logits: torch.Tensor, sampling: Sampling, positions: NDArray[np.int64]) -> Tokens:
         """Sample the token after each prefill, logits [m, V] -> int64 [m]."""
@@ -79,26 +89,16 @@ class Operators:
         at = 0
         for index, plan in enumerate(block.layout.plan.operators):
             rows = block.readers[index]
-            values: Sequence[Any]
-            if plan.op == "capture":
-                assert hidden is not None, "the runner asked for hidden states"
-                states = rows.square(hidden[torch.from_numpy(rows.numbers)], 0.0)
-                path = block.scope.outputs[plan.read["path"]] if "path" in plan.read else None
-                assert path is None or isinstance(path, np.ndarray)
-                values = (self.readings[plan.key](states, None if path is None else torch.from_numpy(path)),)
-            else:
-                part = logits[at : at + len(rows.positions)]
+            part = logits[at : at + len(rows.positions)]
+            if plan.op != "capture":
                 at += len(rows.positions)
                 part = shape_block(block, rows, part, draft=plan.draft, mask_id=block.scope.mask_id)
-                if plan.key == "sample:markov":
-                    assert hidden is not None, "a draft model gives its hidden states"
-                    states = rows.square(hidden[torch.from_numpy(rows.numbers)], None)
-                    first = block.first_tokens(index)
-                    values = self._sample_sequential(
-                        plan, block.scope, part, rows, sampling, states, first, drafter
-                    )
-                else:
-                    values = self._run_one(plan, block, part, rows, sampling)
+            if plan.key in _ON_STATES:
+                assert hidden is not None, "the runner asked for hidden states"
+                states = rows.square(hidden[torch.from_numpy(rows.numbers)], 0.0)
+                values = self._on_states(index, block, part, states, sampling, drafter)
+            else:
+                values = self._run_one(plan, block, part, rows, sampling)
             for value, output in zip(values, plan.outputs, strict=False):
                 if output.kind == "count":
                     args[output.name] = value.numpy().astype(np.int32)
@@ -118,8 +118,9 @@ class Operators:
             "grow": self._grow,
             "walk": self._walk,
             "lookup": self._lookup,
+            "budget": self._budget,
         }
-        return calls[plan.op](self.readings[plan.key], plan, block.scope, logits, rows, sampling)
+        return calls[plan.op](self.readings.get(plan.key), plan, block.scope, logits, rows, sampling)
 
     def _lookup(
         self,
@@ -132,6 +133,24 @@ class Operators:
         texts = [request.text for request in scope.requests]
         sizes = (plan.number(name) for name in ("size", "min", "max"))
         return reading(texts, *sizes)  # type: ignore[no-any-return]
+
+    def _budget(
+        self,
+        _: None,
+        plan: OperatorPlan,
+        scope: Scope,
+        *__: object,
+    ) -> Sequence[torch.Tensor]:
+        """Grant drafts over all requests of the launch -> (count [n],); without a cost table nothing is trimmed."""
+        size = plan.number("size")
+        whole = (Piece(plan.read["from_"], Const(0), Const(size)),)
+        members = range(len(scope.requests))
+        chances = np.stack([scope.wide(whole, member).double().numpy() for member in members])
+        if plan.rule == "early_stop":
+            return (torch.from_numpy(grant(chances, self.rate)),)
+        before = (Piece(plan.read["earlier"], Const(0), Const(size)),)
+        earlier = np.stack([scope.wide(before, member).double().numpy() for member in members])
+        return (torch.from_numpy(share(chances, best_total(earlier, self.rate))),)
 
     def _grow(
         self,
@@ -237,19 +256,27 @@ class Operators:
         found = [rows.square(tokens, EMPTY)]
         return found if law is None else [*found, rows.square(law, 0.0)]
 
-    def _sample_sequential(
+    def _on_states(
         self,
-        plan: OperatorPlan,
-        scope: Scope,
+        index: int,
+        block: Block,
         logits: torch.Tensor,
-        rows: ReadRows,
-        sampling: Sampling,
         states: torch.Tensor,
-        first: torch.Tensor,
-        drafter: Any,  # noqa: ANN401 -- a draft model with a head over the token before
+        sampling: Sampling,
+        drafter: Any,  # noqa: ANN401 -- a draft model of any kind
     ) -> Sequence[torch.Tensor]:
-        """Draft from left to right -> tokens [n, g], laws [n, g, V], survival [n, g], as many as are wanted."""
-        tokens, laws = self.readings[plan.key](
+        """Run an operator on the hidden states [n, most, width] of its rows: give them, or draft under a head.
+
+        The head gives tokens [n, g], laws [n, g, V] and survival [n, g], as many as are wanted.
+        """
+        plan, scope, rows = block.layout.plan.operators[index], block.scope, block.readers[index]
+        reading = self.readings[plan.key]
+        if plan.op == "capture":
+            path = scope.outputs[plan.read["path"]] if "path" in plan.read else None
+            assert path is None or isinstance(path, np.ndarray)
+            return (reading(states, None if path is None else torch.from_numpy(path)),)
+        first = block.first_tokens(index)
+        tokens, laws = reading(
             rows.square(logits, None),
             first,
             drafter.biases(states),
@@ -263,8 +290,7 @@ class Operators:
         )
         found = [tokens] if laws is None else [tokens, laws]
         if len(plan.out) > 2:
-            previous = torch.cat((first[:, None], tokens[:, :-1]), 1)
-            found.append(drafter.survival(states, previous))
+            found.append(drafter.survival(states, torch.cat((first[:, None], tokens[:, :-1]), 1)))
         return found
 
     def _accept(

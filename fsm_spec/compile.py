@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Rows of one request's block: beyond it a plan is a slip of the pen (the largest published layout has 1,056).
 MAX_ROWS: Final = 4_096
 # What operators read by name, and the integers they read.
-_READ: Final = ("q", "block", "tree", "root", "path")
+_READ: Final = ("q", "block", "tree", "root", "path", "from_", "earlier")
 _NUMBERS: Final = (
     "size",
     "min",
@@ -374,7 +374,15 @@ class _Compiler:
             "features": Piece("features", Const(0), Const(1)),
         }
         return tuple(
-            (name, tuple(known.get(piece.name, piece) for piece in carry.init))
+            (
+                name,
+                tuple(
+                    Piece(piece.name, Const(0), Const(self.carry_length[name] or 0))
+                    if piece.name == "certain"
+                    else known.get(piece.name, piece)
+                    for piece in carry.init
+                ),
+            )
             for name, carry in self.spec.carry.items()
             if carry.init is not None
         )

@@ -53,6 +53,8 @@ class Operator:
     about: str
     source: str
     outputs: tuple[Output, ...]
+    # Whether it looks at all requests of a launch; its reading is in `budget.py` then, and no kernel.
+    batch: bool = False
 
 
 def key_of(op: Operation) -> str:
@@ -144,6 +146,22 @@ OPERATORS: Final[dict[str, Operator]] = {
             "give the hidden states of rows: the target's, as its draft models read them, or a draft model's own",
             "draft heads of arXiv 2602.06036 and 2503.01840",
             (Output("feature", _row_count),),
+        ),
+        Operator(
+            "budget:early_stop",
+            "grant drafts of a launch, the likeliest first, and stop at the first that does not raise the expected "
+            "tokens a second",
+            "algorithm 1 of deepseek-ai/DeepSpec's paper",
+            (Output("count", _size),),
+            batch=True,
+        ),
+        Operator(
+            "budget:earlier",
+            "take the number of drafts that was best by the chances of an earlier round, and grant as many of the "
+            "likeliest of this one",
+            "production variant of deepseek-ai/DeepSpec's paper; vllm-project/vllm#47808",
+            (Output("count", _size),),
+            batch=True,
         ),
         Operator(
             "accept:greedy",

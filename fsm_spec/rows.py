@@ -10,7 +10,19 @@ from fsm_spec.expression import Expr, to_text
 from fsm_spec.findings import Path
 from fsm_spec.piece import Piece
 from fsm_spec.scope import Place, Scope, Violation, listed, segment_of, segment_path, sources
-from fsm_spec.spec import Accept, Capture, Forward, Grow, Lookup, Operation, Sample, Segment, Unmask, Walk
+from fsm_spec.spec import (
+    Accept,
+    Budget,
+    Capture,
+    Forward,
+    Grow,
+    Lookup,
+    Operation,
+    Sample,
+    Segment,
+    Unmask,
+    Walk,
+)
 
 # Numbers that rules need, and numbers that they read; a rule reads no others.
 _NUMBERS: Final = {
@@ -127,6 +139,9 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
         for key in ("size", "min", "max"):
             yield from scope.numbers(getattr(op, key), (*path, key), scope.place(columns=False))
         return
+    if isinstance(op, Budget):
+        yield from _budget(scope, forward, op, path)
+        return
     yield from _read_rows(scope, forward, op, (*path, "rows"))
     yield from _numbers(scope, op, path)
     if isinstance(op, Accept):
@@ -144,6 +159,19 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
         yield from scope.piece(
             Piece(op.root), (*path, "root"), scope.results[forward], forward, place, "token"
         )
+
+
+def _budget(scope: Scope, forward: str, op: Budget, path: Path) -> Iterator[Violation]:
+    """Hold a budget to chances of this forward, and to a carry of earlier ones where it looks past a dip."""
+    place = scope.place()
+    yield from scope.numbers(op.size, (*path, "size"), scope.place(columns=False))
+    yield from scope.piece(Piece(op.from_), (*path, "from"), scope.results[forward], forward, place, "real")
+    if op.rule == "earlier" and op.earlier is None:
+        yield path, 'the rule earlier reads chances of an earlier round; add the key "earlier"'
+    elif op.rule != "earlier" and op.earlier is not None:
+        yield (*path, "earlier"), f"the rule {op.rule} reads no earlier chances; remove it"
+    elif op.earlier is not None:
+        yield from scope.piece(Piece(op.earlier), (*path, "earlier"), scope.carries, "", place, "real")
 
 
 def _read_rows(

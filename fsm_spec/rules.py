@@ -182,19 +182,27 @@ def _carries(scope: Scope) -> Iterator[Violation]:
             wanted = "[COUNT, vocab]" if wide else "[COUNT]"
             yield path, f"a carry of type {carry.type} has the shape {wanted}"
         for index, piece in enumerate(carry.init or ()):
-            where: Path = ("carry", name, "init", index)
-            if carry.type == "feature":
-                if piece != Piece("features"):
-                    yield (
-                        where,
-                        "a carry of hidden states starts with features, those of the last prefilled row",
-                    )
-            elif carry.type != "token" or piece not in (Piece("text"), Piece("mask")):
-                yield where, "a carry of tokens starts with text (the tokens behind kv), mask, or both"
-            elif piece.name == "text" and scope.spec.contract == "full":
-                yield where, "the contract full leaves no text behind kv; write mask alone"
+            fault = _first_value(scope, carry.type, piece)
+            if fault:
+                yield ("carry", name, "init", index), fault
     if scope.block is not None:
         yield from scope.numbers(scope.block, ("contract", "block"), place)
+
+
+def _first_value(scope: Scope, kind: str, piece: Piece) -> str:
+    """Say what is wrong with the value of a carry where a request enters the start state; nothing if it fits."""
+    if kind == "real":
+        return "" if piece == Piece("certain") else "a carry of numbers starts with certain, chances of 1"
+    if kind == "feature":
+        fits = piece == Piece("features")
+        return (
+            "" if fits else "a carry of hidden states starts with features, those of the last prefilled row"
+        )
+    if kind != "token" or piece not in (Piece("text"), Piece("mask")):
+        return "a carry of tokens starts with text (the tokens behind kv), mask, or both"
+    if piece.name == "text" and scope.spec.contract == "full":
+        return "the contract full leaves no text behind kv; write mask alone"
+    return ""
 
 
 # States and transitions ---------------------------------------------------------------------------------------

@@ -157,7 +157,8 @@ class Carry(Node):
     init: list[PieceText] | None = Field(
         default=None,
         description="value where a request enters the start state: text (the tokens behind kv) and mask; "
-        "features (what draft models read of the last prefilled row) for a carry of type feature",
+        "features (what draft models read of the last prefilled row) for a carry of type feature; certain "
+        "(chances of 1) for one of type real",
         max_length=MAX_ITEMS,
     )
     about: str = Field(default="", description="what it holds")
@@ -241,6 +242,22 @@ class Capture(Node):
         default=None, description="result of a walk: the states of its rows, in its order"
     )
     out: NameText = Field(description="the hidden states, one a row")
+
+
+class Budget(Node):
+    """Decide how many drafts of each request are worth verifying, over all requests of a launch."""
+
+    op: Literal["budget"] = Field(description="decide how many drafts are verified, over a whole launch")
+    rule: Literal["early_stop", "earlier"] = Field(
+        description="early_stop: grant drafts while each raises the expected throughput; "
+        "earlier: a total from the chances of earlier rounds, shared out by those of this one"
+    )
+    from_: NameText = Field(alias="from", description="result: the chance that each draft survives")
+    earlier: NameText | None = Field(
+        default=None, description="earlier: carry with the chances of an earlier round"
+    )
+    size: IntExpr = Field(description="drafts of a request, which it may verify at most")
+    out: NameText = Field(description="drafts granted, 0 to size")
 
 
 class Accept(Node):
@@ -348,6 +365,7 @@ def _kind(value: Any) -> str | None:
 Operation = Annotated[
     Annotated[Sample, Tag("sample")]
     | Annotated[Capture, Tag("capture")]
+    | Annotated[Budget, Tag("budget")]
     | Annotated[Accept, Tag("accept")]
     | Annotated[Unmask, Tag("unmask")]
     | Annotated[Grow, Tag("grow")]

@@ -2,6 +2,8 @@
 
 The head adds a bias to a row's logits that reads the token drafted before (DSpark's Markov head); the law given
 back is the one after the bias, which the tokens were drawn from.
+A draw is named by its step besides its position: a position that is drafted again in a later round is nearer to the
+round's start then, so its token is drawn anew. A verify budget may therefore read what earlier rounds have drafted.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from fsm_spec.kernels.choose import Chooser, Key, PlainChooser
 from fsm_spec.kernels.law import SamplingParams, SamplingRows
-from fsm_spec.kernels.randomness import Purpose
+from fsm_spec.kernels.randomness import Purpose, salted
 from fsm_spec.kernels.sampling import Rule, sample, sample_plain
 
 
@@ -43,7 +45,7 @@ def sample_sequential(  # noqa: PLR0913 -- the operator's inputs, one each
             corrected,
             rows,
             seed,
-            position[:, step],
+            salted(position[:, step], torch.full_like(seed, step)),
             Purpose.DRAFT,
             chooser,
             rule,
@@ -69,14 +71,15 @@ def sample_sequential_plain(
 ) -> tuple[list[int], list[list[float]]]:
     """Draft the tokens of one request as `sample_sequential` does, in plain Python -> (tokens, laws).
 
-    `keys` name the draw of each row.
+    `keys` name the draw of each row by its position.
     """
     tokens: list[int] = []
     laws: list[list[float]] = []
     previous = first
     for step, (line, key) in enumerate(zip(logits, keys, strict=True)):
         corrected = [value + added for value, added in zip(line, bias(step, previous), strict=True)]
-        previous, law = sample_plain(corrected, params, key, chooser, rule, exclude=exclude)
+        own = key._replace(position=salted(key.position, step))
+        previous, law = sample_plain(corrected, params, own, chooser, rule, exclude=exclude)
         tokens.append(previous)
         laws.append(law)
     return tokens, laws

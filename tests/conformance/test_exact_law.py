@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fsm_spec.budget import table_rate
 from fsm_spec.compile import compile_table
 from fsm_spec.engine import Engine
 from fsm_spec.executor.cache import PageAllocator
@@ -37,6 +38,8 @@ PROMPT = (1, 2)
 EXACT = 1e-9
 SAMPLED = [SamplingParams(1.0), SamplingParams(0.7, 3, 0.9), SamplingParams(1.5, 0, 0.8, 0.3)]
 PAGES, PAGE_SIZE = 12, 4
+# What verify budgets weigh: a cost that lets confidences decide, with a dip behind the first draft.
+RATE = table_rate([1, 2, 3], [1.0, 0.6, 0.5])
 # The token of a slot that nobody may read.
 STALE = -7
 Tables = Callable[..., Table]
@@ -91,7 +94,7 @@ class Run:
             PageAllocator(PAGES, PAGE_SIZE),
             vocabulary=VOCABULARY,
             mask_id=MASK,
-            operators=Operators(Enumerator(), {**OPERATORS, **(readings or {})}),
+            operators=Operators(Enumerator(), {**OPERATORS, **(readings or {})}, RATE),
             drafters=toy_drafters(table, PAGES * PAGE_SIZE, VOCABULARY),
         )
         engine = Engine(table, Policy(), Pool(PAGES, PAGE_SIZE), runner, planner=planner)

@@ -88,6 +88,37 @@ def test_joint_law_is_the_chain_of_biased_laws() -> None:
         assert abs(found.get(tokens, 0.0) - mass) < 1e-12
 
 
+def test_no_draw_is_used_again_in_a_later_round() -> None:
+    """A block that starts one position later drafts two positions again, by other random numbers.
+
+    With the same ones, a width that was chosen by the older drafts would depend on the newer.
+    """
+
+    class Named(CounterChooser):
+        def __init__(self) -> None:
+            self.keys: list[int] = []
+
+        def choose(
+            self, law: torch.Tensor, seed: torch.Tensor, position: torch.Tensor, purpose: Purpose
+        ) -> torch.Tensor:
+            self.keys += position.tolist()
+            return super().choose(law, seed, position, purpose)
+
+    chooser = Named()
+    logits, biases = drawn()
+    for start in (7, 8):
+        sample_sequential(
+            logits[:1],
+            torch.tensor([1]),
+            lambda step, previous: biases[step, previous],
+            SamplingRows.of([SamplingParams(1.0)]),
+            torch.tensor([0]),
+            torch.arange(start, start + LENGTH)[None],
+            chooser,
+        )
+    assert len(set(chooser.keys)) == 2 * LENGTH
+
+
 def test_laws_only_on_request() -> None:
     """A spec that reads no law pays for none."""
     logits, biases = drawn()
