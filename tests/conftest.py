@@ -1,8 +1,14 @@
-"""Settings of all tests; fixtures that more than one folder needs live here, others with their tests."""
+"""Settings of all tests; fixtures that more than one folder needs live here, others with their tests.
+
+`--matrix FILE` writes which shipped spec passed which kind of test, as `scripts/matrix` reads it: a test marked
+`shows(kind)` counts for the spec it is parametrised by.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +31,57 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 def project() -> Path:
     """Return the project's root folder."""
     return Path(__file__).resolve().parent.parent
+
+
+class Matrix:
+    """Count outcomes of tests by spec and kind, on the process that collects the reports of all workers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.outcomes: dict[str, dict[str, dict[str, int]]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test once: its call, or the setup in which it failed or was skipped."""
+        shown = [value for name, value in report.user_properties if name == SHOWS]
+        if report.when == "teardown" or (report.when == "setup" and report.passed):
+            return
+        for kind, spec in shown:
+            counts = self.outcomes.setdefault(spec, {}).setdefault(kind, {})
+            counts[report.outcome] = counts.get(report.outcome, 0) + 1
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what was counted."""
+        text = json.dumps(self.outcomes, indent=2, sort_keys=True)
+        self.path.write_text(text + "\n", encoding="utf-8")
+
+
+SHOWS = "shows"
+PARAMETERS = ("spec", "name")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that names the file of outcomes."""
+    parser.addoption("--matrix", type=Path, default=None, help="write outcomes by spec and kind of test here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker; count on the controlling process only."""
+    config.addinivalue_line("markers", "shows(kind): passing says this of the spec the test is parametrised by")
+    path = config.getoption("--matrix")
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Matrix(path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Say in the reports of a test what it shows, and of which spec."""
+    item.user_properties += [(SHOWS, shown) for shown in shown_by(item)]
+
+
+def shown_by(item: pytest.Item) -> Iterator[tuple[str, str]]:
+    """Give (kind, spec) for each marker of a test; nothing for tests of no one spec."""
+    values = getattr(item, "callspec").params if hasattr(item, "callspec") else {}  # noqa: B009 -- not of pytest.Item
+    spec = next((values[name] for name in PARAMETERS if name in values), None)
+    if spec is not None:
+        for mark in item.iter_markers(SHOWS):
+            yield mark.args[0], spec

@@ -10,12 +10,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from shipped_specs import SIMULATED
 
 from fsm_spec.chances import chances_of, parse_chances
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.expect import Expected, expect
-from fsm_spec.load import load, shipped
+from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.simulator.acceptance import parse_accept
 from fsm_spec.simulator.cost import CostModel
@@ -57,7 +58,8 @@ def expected(table: Table, accept: str, limit: int = LIMIT) -> Expected:
 
 
 @pytest.mark.parametrize("accept", ["geometric:0.7", "geometric:0.3"])
-@pytest.mark.parametrize("spec", sorted(shipped()))
+@pytest.mark.shows("simulated")
+@pytest.mark.parametrize("spec", SIMULATED)
 def test_means_converge_to_the_expected_values(spec: str, accept: str) -> None:
     """Rounds, forwards, tokens per round and per forward of 400 requests lie within four standard errors."""
     table = table_of(spec)
@@ -81,7 +83,7 @@ def test_means_converge_to_the_expected_values(spec: str, accept: str) -> None:
     )
 
 
-@pytest.mark.parametrize("spec", sorted(shipped()))
+@pytest.mark.parametrize("spec", SIMULATED)
 def test_sure_rounds_are_equal(spec: str) -> None:
     """Where every draft is accepted nothing is left to chance, so one request equals its expected values."""
     table = table_of(spec)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from shipped_specs import REFUSED, SIMULATED, SPECS
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import TraceDivergence, UserError
@@ -15,7 +16,7 @@ from fsm_spec.executor.generate import Options, Session, pool_for, trace_header
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.expression import Const, subtract
-from fsm_spec.load import load, shipped
+from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.replay import replay_records
 from fsm_spec.simulator.acceptance import parse_accept
@@ -70,8 +71,9 @@ def tight(table: Table, prompts: list[list[int]]) -> Pool:
     return Pool(longest.pages + 6, 4)
 
 
+@pytest.mark.shows("run")
 @pytest.mark.parametrize("admit", ["reserve", "holdback", "preempt"])
-@pytest.mark.parametrize("spec", sorted(shipped()))
+@pytest.mark.parametrize("spec", sorted(SPECS))
 def test_simulator_takes_the_executors_steps(
     spec: str, admit: str, model: Transformer, table_of: Callable[..., Table], prompts: list[list[int]]
 ) -> None:
@@ -161,7 +163,8 @@ def simulated(table: Table, text: str, pool: Pool) -> Records:
     return records
 
 
-@pytest.mark.parametrize("spec", sorted(shipped()))
+@pytest.mark.shows("simulated")
+@pytest.mark.parametrize("spec", SIMULATED)
 def test_simulators_own_trace_replays_and_reruns(spec: str, table_of: Callable[..., Table]) -> None:
     """The simulator writes traces that the table allows and that lead to themselves."""
     table = table_of(spec)
@@ -171,6 +174,13 @@ def test_simulators_own_trace_replays_and_reruns(spec: str, table_of: Callable[.
     assert 12 == replayed.requests == replayed.ended
     assert any(record.get("event") == "preempt" for record in records)
     assert records == rerun(records)
+
+
+@pytest.mark.parametrize("spec", REFUSED)
+def test_counts_without_a_law_are_refused(spec: str, table_of: Callable[..., Table]) -> None:
+    """The simulator invents no outcomes: it says which operator it was given no law for."""
+    with pytest.raises(UserError, match="has the operator (unmask|walk), whose results depend on model and text"):
+        simulated(table_of(spec), load(spec).text, Pool(256, 4))
 
 
 def test_a_changed_row_changes_the_simulators_trace(table_of: Callable[..., Table]) -> None:

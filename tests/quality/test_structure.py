@@ -96,14 +96,24 @@ def same_word(text: str) -> str:
     return text.replace("_", "").casefold()
 
 
+def operator_sources(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield what entries of the registry of operators give as their source: it may cite the algorithm it is from."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Operator":
+            yield from node.args[2:3]
+
+
 def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield (line, name) of identifiers, module names and words of string constants, docstrings excepted."""
+    """Yield (line, name) of identifiers, module names and words of string constants.
+
+    Docstrings are excepted, and what an operator names as its source.
+    """
     # A string that stands alone as a statement does nothing: it documents a module, class or field.
     documentation = {
         id(node.value)
         for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
+    } | {id(source) for source in operator_sources(tree)}
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
@@ -234,6 +244,9 @@ def test_checker_sees_wrong_arrows(path: str, source: str, expected: list[str]) 
         ("import a.toy_spec as b", ["toy_spec"]),
         ("def f(toy_spec): pass", ["toy_spec"]),
         ("def f():\n    global toy_spec", ["toy_spec"]),
+        ("Operator('key', 'about', 'toy_spec', ())", []),
+        ("Operator('key', 'about toy_spec', 'source', ())", ["toy_spec"]),
+        ("Other('key', 'about', 'toy_spec')", ["toy_spec"]),
         ("match x:\n    case {'a': toy_spec}: pass", ["toy_spec"]),
         ('"""toy_spec in a docstring."""\nx: int\n"""toy_spec of a field."""\n# toy_spec', []),
         ("toy_special = 'toy special, toy_specs'", []),

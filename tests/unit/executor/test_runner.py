@@ -121,7 +121,7 @@ def test_prefill_rides_with_decode(model: Transformer, greedy: list[int]) -> Non
 
 def test_rows_of_a_verify_forward(model: Transformer) -> None:
     """Sources, positions, slots, mask, gate and logits rows are those of the plan."""
-    bench = Bench(model, table_of("isd", n=3))
+    bench = Bench(model, table_of("isd_gated", n=3))
     request = bench.add()
     bench.engine.iterate()
     bench.engine.iterate()

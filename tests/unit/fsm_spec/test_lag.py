@@ -18,6 +18,7 @@ def table_of(name: str) -> Table:
     return compile_table(load(name).spec, check=True)
 
 
+@pytest.mark.shows("checked")
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_shipped_specs_hold_with_a_late_host(name: str) -> None:
     """Overlapped scheduling leaks no page and writes no slot that is not owned, for every shipped spec."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shipped_specs import SIMULATED
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import PoolExhausted, UserError
@@ -64,7 +65,8 @@ def simulate(
 
 
 @pytest.mark.parametrize("admit", ["reserve", "holdback", "preempt"])
-@pytest.mark.parametrize("spec", sorted(shipped()))
+@pytest.mark.shows("simulated")
+@pytest.mark.parametrize("spec", SIMULATED)
 def test_starved_runs_finish_and_conserve(spec: str, admit: str) -> None:
     """With room for few requests all finish, nothing is lost at any event, and only `reserve` never preempts."""
     pool = Pool(24, 4)
@@ -149,7 +151,7 @@ def test_acceptance_lengths_equal_the_closed_forms() -> None:
     )
 
 
-@pytest.mark.parametrize("spec", sorted(shipped()))
+@pytest.mark.parametrize("spec", SIMULATED)
 def test_accepted_drafts_are_emitted_ones(spec: str) -> None:
     """Drafts behind the cut at a limit are not counted: accepted drafts never exceed tokens that rounds emitted."""
     results = simulate(

@@ -1,0 +1,46 @@
+"""Sets of shipped specs that tests are parametrised by, computed from what the specs say, never listed by name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fsm_spec.load import load, shipped
+from fsm_spec.spec import Spec
+
+SPECS: Final[dict[str, Spec]] = {name: load(path).spec for name, path in sorted(shipped().items())}
+
+
+def claim(name: str) -> str:
+    """Give what a spec claims of its output law: sampling, greedy or no."""
+    lossless = SPECS[name].lossless
+    return lossless.claim if lossless else "no"
+
+
+def operators(name: str) -> set[str]:
+    """Name the operators of a spec with their rules: `accept:match`."""
+    ops = [op for forward in SPECS[name].forwards.values() for op in forward.ops]
+    return {f"{op.op}:{rule}" if (rule := getattr(op, "rule", None)) else op.op for op in ops}
+
+
+def draws_the_targets_own(name: str) -> bool:
+    """Tell whether every token a spec emits is the target's own sample: it is judged by `match`, if at all."""
+    judges = {op for op in operators(name) if op.startswith(("accept:", "walk:"))}
+    return claim(name) == "sampling" and judges <= {"accept:match", "walk:match"}
+
+
+def has_laws(name: str) -> bool:
+    """Tell whether the simulator has a law for every count of a spec."""
+    counting = {op.partition(":")[0] for op in operators(name)} - {"sample", "grow"}
+    return counting <= SIMULATED_OPERATORS
+
+
+# Operators whose counts the simulator draws; it refuses a spec with others, which a test holds.
+SIMULATED_OPERATORS: Final = {"accept", "lookup"}
+LOSSLESS: Final = [name for name in SPECS if claim(name) != "no"]
+SAMPLING: Final = [name for name in SPECS if claim(name) == "sampling"]
+LOSSY: Final = [name for name in SPECS if claim(name) == "no"]
+IDENTICAL: Final = [name for name in SPECS if draws_the_targets_own(name)]
+SIMULATED: Final = [name for name in SPECS if has_laws(name)]
+REFUSED: Final = [name for name in SPECS if not has_laws(name)]
+# Specs that emit what an unmask operator filled: their rounds start again from masks alone.
+DENOISING: Final = [name for name in LOSSY if any(op.startswith("unmask:") for op in operators(name))]
