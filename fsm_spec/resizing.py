@@ -42,7 +42,7 @@ def _carried(scope: Scope, param: str) -> Iterator[Violation]:
         if any(not isinstance(size, str) and param in expression.names(size) for size in carry.shape)
     }
     for state, plan in scope.spec.states.items():
-        for carry in sorted(sized & _live(scope, state)) if plan.round else ():
+        for carry in sorted(sized & live_carries(scope, state)) if plan.round else ():
             message = (
                 f"{param} may not change between rounds: the carry {carry} is sized by it and crosses the round state "
                 f"{state}, where it is read before it is set; set {carry} in every round, or drop `tiered`"
@@ -50,7 +50,7 @@ def _carried(scope: Scope, param: str) -> Iterator[Violation]:
             yield ("params", param, "tiered"), message
 
 
-def _live(scope: Scope, start: str) -> set[str]:
+def live_carries(scope: Scope, start: str) -> set[str]:
     """Name the carries that a round from this state reads before it sets them."""
     arrows = leaving(scope)
     live: set[str] = set()
