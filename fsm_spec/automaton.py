@@ -74,9 +74,9 @@ class Automaton:
         """Name the state."""
         return self.table.states[values[0]].name
 
-    def admit(self, values: Values, tokens: int) -> tuple[Way, ...]:
-        """Admit a waiting request without a cached prefix, and prefill its first tokens if there are any."""
-        return self._cached(("admit", values, tokens), lambda: self._admit(values, tokens))
+    def admit(self, values: Values, tokens: int, hit: int = 0) -> tuple[Way, ...]:
+        """Admit a waiting request of whose text `hit` tokens have KV, and prefill its next tokens if there are any."""
+        return self._cached(("admit", values, tokens, hit), lambda: self._admit(values, tokens, hit))
 
     def prefill(self, values: Values, tokens: int) -> tuple[Way, ...]:
         """Prefill so many tokens: a chunk, or the last one with the first token."""
@@ -95,9 +95,9 @@ class Automaton:
             self._known[key] = make()
         return self._known[key]
 
-    def _admit(self, values: Values, tokens: int) -> tuple[Way, ...]:
+    def _admit(self, values: Values, tokens: int, hit: int) -> tuple[Way, ...]:
         ways = []
-        for way in self._event(values, life_cycle.ADMIT, {"hit": 0}):
+        for way in self._event(values, life_cycle.ADMIT, {"hit": hit}):
             if way.lost or not tokens or self.state_of(way.after) == END:
                 ways.append(way)
             else:

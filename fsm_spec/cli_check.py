@@ -84,6 +84,14 @@ def check(  # noqa: PLR0917 - options of the command line
             rich_help_panel=_BOUNDS,
         ),
     ] = None,
+    prefix: Annotated[
+        bool,
+        typer.Option(
+            "--prefix/--no-prefix",
+            help="Prompts start alike, and a prefix cache leaves their full pages to several holders.",
+            rich_help_panel=_BOUNDS,
+        ),
+    ] = False,
     interleave: Annotated[
         Interleave | None,
         typer.Option(
@@ -177,6 +185,7 @@ def check(  # noqa: PLR0917 - options of the command line
         abort=abort,
         chunks=chunks,
         lag=lag,
+        prefix=prefix,
         interleave=interleave.value if interleave else None,
         max_memory=max_memory,
         stop_first=stop_first,

@@ -74,7 +74,7 @@ def export(
 def _promela(loaded: Loaded, settings: dict[str, int], given: dict[str, Any]) -> str:
     """Write what `check` would search, for one policy, in Promela."""
     # Imported here: they need most of the checker.
-    from fsm_spec.check import PAGE_SIZE, REQUESTS, Bounds, compositions
+    from fsm_spec.bounds import PAGE_SIZE, REQUESTS, Bounds, compositions
     from fsm_spec.promela import promela
 
     bounds = Bounds(**{"requests": REQUESTS, "policies": ("holdback",), **given})

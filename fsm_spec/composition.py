@@ -7,7 +7,7 @@ are in `interleaving.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,19 +21,24 @@ from fsm_spec.table import WAIT
 from fsm_spec.tiers import tiers_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from fsm_spec.automaton import Automaton, Event, Values, Way
     from fsm_spec.interleaving import Interleaving
+    from fsm_spec.step import Columns
 
 
 class Held(NamedTuple):
     """Hold a request that has arrived and not ended: its columns, its pages, and what a late host has seen of it.
 
-    `seen` is empty where the host sees the columns as they are.
+    `seen` is empty where the host sees the columns as they are. `shared` pages stand in front of its own `pages` and
+    may have other holders (`shared_prefix.py`).
     """
 
     columns: Values
     pages: int = 0
     seen: Values = ()
+    shared: int = 0
 
     @property
     def visible(self) -> Values:
@@ -58,8 +63,8 @@ class Part(NamedTuple):
     pages: tuple[int, int, int] = (0, 0, 0)
 
 
-class _Option(NamedTuple):
-    """Hold one thing a request can do in an iteration; `pages` are owned while it runs."""
+class Option(NamedTuple):
+    """Hold one thing a request can do in an iteration; `pages` are its own while it runs, beside `shared` ones."""
 
     after: Held
     pages: int
@@ -67,6 +72,7 @@ class _Option(NamedTuple):
     broken: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     lost: bool = False
+    shared: int = 0
 
 
 class Move(NamedTuple):
@@ -167,13 +173,20 @@ class Composition:
             return (self.view.dropped(columns),)
         return self.automaton.alone(columns, event)
 
-    def _settled(self, values: Values, pages: int, seen: Values = ()) -> Held:
+    def _settled(self, values: Values, pages: int, seen: Values = (), shared: int = 0) -> Held:
         if self.view.done(values) and not seen:
             return ENDED
-        return Held(values, pages, seen)
+        return Held(values, pages, seen, shared)
 
     def _iterate(self, state: State) -> Iterator[Move]:
-        """Yield the moves of one iteration: the plan, and every combination of what its requests can do."""
+        """Yield the moves of one iteration."""
+        yield from self._iteration(state, {})
+
+    def _iteration(self, state: State, hits: Mapping[int, int]) -> Iterator[Move]:
+        """Yield the plan's moves: every combination of what its requests can do.
+
+        `hits` gives by request the pages that one which is admitted finds already filled.
+        """
         live = [
             index
             for index, entry in enumerate(state)
@@ -184,9 +197,12 @@ class Composition:
             for index, entry in enumerate(state)
             if entry and entry.columns and entry.columns[0] == self._wait
         ]
-        decision = self._plan([state[index] for index in live], [state[index] for index in queue])  # type: ignore[misc]
+        decision = self._plan(
+            [entry for index in live if (entry := state[index])],
+            [(entry, hits.get(index, 0)) for index in queue if (entry := state[index])],
+        )
         automaton = self.automata[decision.tier]
-        options: list[list[_Option]] = []
+        options: list[list[Option]] = []
         chunks, runs = dict(decision.chunks), set(decision.run.tolist())
         for place, index in enumerate(live):
             entry = state[index]
@@ -205,36 +221,41 @@ class Composition:
                 ways = self.view.firsts(automaton.prefill(entry.columns, chunks[place]))
                 options.append(self._options(index, entry, ways, pages))
             else:
-                options.append([_Option(Held(entry.columns, pages), pages, None)])
+                options.append(
+                    [Option(Held(entry.columns, pages, (), entry.shared), pages, None, shared=entry.shared)]
+                )
         for index, pages, tokens in zip(queue, decision.admit, decision.admit_chunks, strict=False):
             entry = state[index]
             assert entry is not None
-            ways = self.view.firsts(automaton.admit(entry.columns, tokens))
-            options.append(self._options(index, entry, ways, pages))
+            hit = hits.get(index, 0)
+            ways = self.view.firsts(automaton.admit(entry.columns, tokens, hit * self.pool.page_size))
+            options.append(self._options(index, entry._replace(shared=hit), ways, pages))
         moving = live + queue[: len(decision.admit)]
         for choice in product(*options):
             yield self._move(state, moving, choice, decision.tier)
 
     def _options(
         self, index: int, entry: Held, ways: Sequence[tuple[Way, Values]], pages: int
-    ) -> list[_Option]:
+    ) -> list[Option]:
         """Join ways that leave a request in one place with as many slots used; the first stands for all."""
-        found: dict[tuple[object, ...], _Option] = {}
+        found: dict[tuple[object, ...], Option] = {}
         for way, seen in ways:
             waits = way.after[0] == self._wait
             broken = way.broken
-            if not way.lost and not waits and way.used > pages * self.pool.page_size:
+            if not way.lost and not waits and way.used > (pages + entry.shared) * self.pool.page_size:
                 broken = (*broken, properties.SLOTS)
-            after = self._settled(way.after, 0 if waits else pages, seen)
+            after = self._settled(way.after, 0 if waits else pages, seen, 0 if waits else entry.shared)
             part = Part(index, way.events, (entry.pages, pages, after.pages))
             key = (None if way.lost else after, way.used, frozenset(way.broken))
-            known = found.setdefault(key, _Option(after, pages, part, broken, way.shown, way.lost))
+            known = found.setdefault(
+                key, Option(after, pages, part, broken, way.shown, way.lost, entry.shared)
+            )
             if set(way.shown) - set(known.shown):
                 found[key] = known._replace(shown=(*known.shown, *way.shown))
         return list(found.values())
 
-    def _plan(self, live: list[Held], queue: list[Held]) -> Plan:
-        key = (tuple(live), tuple(entry.columns for entry in queue))
+    def _plan(self, live: list[Held], queue: list[tuple[Held, int]]) -> Plan:
+        key = (tuple(live), tuple((entry.columns, hit) for entry, hit in queue))
         if key not in self._plans:
             columns = {
                 name: np.array([entry.visible[place] for entry in live], np.int32)
@@ -242,13 +263,20 @@ class Composition:
             }
             pages = np.array([entry.pages for entry in live], np.int32)
             waiting = [
-                Waiting(named["prompt"], named["limit"], named["emitted"])
-                for named in (self.automaton.columns(entry.columns) for entry in queue)
+                Waiting(named["prompt"], named["limit"], named["emitted"], hit)
+                for named, hit in ((self.automaton.columns(entry.columns), hit) for entry, hit in queue)
             ]
-            self._plans[key] = plan(self.table, self.policy, self.pool, columns, pages, waiting)
+            self._plans[key] = self._decided(live, columns, pages, waiting)
         return self._plans[key]
 
-    def _move(self, state: State, moving: Sequence[int], choice: Sequence[_Option], tier: int | None) -> Move:
+    def _decided(
+        self, live: list[Held], columns: Columns, pages: NDArray[np.int32], waiting: list[Waiting]
+    ) -> Plan:
+        """Let the scheduler decide."""
+        del live  # whose pages nobody shares
+        return plan(self.table, self.policy, self.pool, columns, pages, waiting)
+
+    def _move(self, state: State, moving: Sequence[int], choice: Sequence[Option], tier: int | None) -> Move:
         after = list(state)
         broken: list[str] = []
         shown: list[str] = []
@@ -256,7 +284,7 @@ class Composition:
             after[index] = option.after
             broken += option.broken
             shown += option.shown
-        if sum(option.pages for option in choice) > self.pool.pages:
+        if sum(option.pages for option in choice) + self.in_common(state) > self.pool.pages:
             broken.append(properties.POOL)
         parts = tuple(option.part for option in choice if option.part is not None)
         lost = any(option.lost for option in choice)
@@ -269,6 +297,11 @@ class Composition:
             lost=lost,
             tier=tier,
         )
+
+    def in_common(self, state: State) -> int:
+        """Count the pages that are held by several or could be: none without a prefix cache."""
+        del state
+        return 0
 
     def alike(self, state: State) -> State:
         """Give one state for all that differ only in who has ended: the order of arrival counts, ended ones do not."""

@@ -13,6 +13,7 @@ from fsm_spec.composition import ABSENT, ARRIVE, Composition, Move, State, move_
 from fsm_spec.errors import UnhandledEvent
 from fsm_spec.interleaving import Interleaving
 from fsm_spec.oracle import oracle
+from fsm_spec.shared_prefix import SharedPrefix
 from fsm_spec.show import columns
 from fsm_spec.single_events import SingleEvents
 from fsm_spec.stuck import hopeless, stuck_reasons
@@ -71,13 +72,15 @@ class Setting:
     abort: bool
     # One event at a time, though the spec has rounds.
     single: bool = False
+    # Prompts start alike, and their full pages may have several holders.
+    prefix: bool = False
 
     def __str__(self) -> str:
         """Say it in one line."""
         requests = f"{self.requests} request{'s' if self.requests > 1 else ''}"
         slots = f"{self.pool.page_size} slot{'s' if self.pool.page_size > 1 else ''}"
         pages = f"{self.pool.pages} page{'s' if self.pool.pages > 1 else ''}"
-        single = ", one event at a time" if self.single else ""
+        single = ", one event at a time" if self.single else ", prefix cache" if self.prefix else ""
         return f"{requests}, policy {self.policy.policy}, {pages} of {slots}{single}"
 
 
@@ -167,8 +170,14 @@ def explain(composed: Composition | Interleaving, name: str, fault: Fault) -> Co
             reason = _reason(automaton, last)
         why = f"broken in step {len(moves) + 1}: {reason}"
         moves.append(last)
-    single = isinstance(composed, SingleEvents)
-    setting = Setting(composed.requests, composed.policy, composed.pool, composed.abort, single)
+    setting = Setting(
+        composed.requests,
+        composed.policy,
+        composed.pool,
+        composed.abort,
+        single=isinstance(composed, SingleEvents),
+        prefix=isinstance(composed, SharedPrefix),
+    )
     return Counterexample(name, setting, tuple(_steps(composed, path, moves)), why, reasons, fault.loop)
 
 
@@ -193,16 +202,17 @@ def _steps(composed: Composition | Interleaving, path: list[State], moves: list[
     steps = []
     for number, (state, move) in enumerate(zip(path, moves, strict=False), start=1):
         owned = [entry.pages if entry else 0 for entry in state]
+        common = composed.in_common(state)
         for request, events, (before, during, after) in move.parts:
             if not events and state[request] in (None, ABSENT):
-                steps.append(_arrival(composed.automaton, number, move, request, sum(owned)))
+                steps.append(_arrival(composed.automaton, number, move, request, common + sum(owned)))
             if not events:
                 # Nothing happens to a request whose end a late host sees now, but that its pages return.
                 owned[request] = after
             for index, event in enumerate(events):
                 pages = (before if index == 0 else during, after if index == len(events) - 1 else during)
                 owned[request] = pages[1]
-                step = _step(composed.automaton_of(move), number, request, event, pages, sum(owned))
+                step = _step(composed.automaton_of(move), number, request, event, pages, common + sum(owned))
                 own = event.name not in life_cycle.EVENTS
                 steps.append(replace(step, sizes=composed.sizes(move) if own else {}))
     return steps

@@ -168,6 +168,21 @@ class Exploration:
         return cycle[first:] + cycle[:first]
 
     @property
+    def states(self) -> int:
+        """Count the states."""
+        return len(self.reached.states)
+
+    @property
+    def moves(self) -> int:
+        """Count the moves."""
+        return int(self.reached.moves)
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether all reachable states were searched."""
+        return bool(self.reached.complete)
+
+    @property
     def depth(self) -> int:
         """Give the most moves that any state is away from the start."""
         return len(self.reached.levels) - 1

@@ -82,6 +82,12 @@ class Interleaving:
         return self.automaton
 
     @staticmethod
+    def in_common(state: State) -> int:
+        """Give no pages: nobody shares any."""
+        del state
+        return 0
+
+    @staticmethod
     def sizes(move: Move) -> dict[str, int]:
         """Give no sizes, as no scheduler chooses any."""
         del move

@@ -83,11 +83,12 @@ class Pool(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Describe a waiting request by what its columns will be."""
+    """Describe a waiting request by what its columns will be; `hit` pages of its text are there already."""
 
     prompt: int
     limit: int
     emitted: int
+    hit: int = 0
 
 
 @dataclass(frozen=True)
@@ -235,24 +236,29 @@ def plan(
     columns: Columns,
     pages: NDArray[np.int32],
     waiting: Sequence[Waiting],
+    shared: NDArray[np.int32] | int = 0,
 ) -> Plan:
     """Decide one iteration.
 
     `columns`: the live (admitted) requests, oldest first, int32 [n]; `pages`: pages each owns, int32 [n];
     `waiting`: the head of the queue, oldest first. Ties never arise: the order of arrival is total.
     Where the policy has tiers, `table` is that of any size: the plan chooses the size of the coming rounds.
+    `shared`: pages that each request holds together with others, in front of its own; the pool is then what is left
+    beside them, and `pages` are those of its own.
     """
     state = columns["state"]
     running = rounds(table)[state]
     tiers = tiers_of(table, policy)
     table = tiers.table(int(running.sum())) if policy.tier else table
     ahead = headroom(table, policy)
-    need = np.where(running, pool.pages_of(columns["kv"] + ahead[state]), pages).astype(np.int32)
+    need = np.where(running, pool.pages_of(columns["kv"] + ahead[state]) - shared, pages).astype(np.int32)
     if not waiting and running.all() and int(need.sum()) <= pool.pages:
         # Nobody waits, prefills or lacks a page: everyone runs, as `decide` would say more slowly.
         return Plan((), need, np.arange(len(state)), (), (), (), tier=tiers.size(table))
     left = np.where(state == table.codes[PREFILL], _fill(table, columns) - columns["kv"], 0)
-    promised = _promised(table, pool, columns, policy) if policy.admit == "reserve" and waiting else 0
+    promised = 0
+    if policy.admit == "reserve" and waiting:
+        promised = _promised(table, pool, columns, policy) - int(np.sum(shared))
     queue = [_queued(table, pool, request, policy) for request in waiting]
     live = len(state)
     owned, actions, tokens, admit_tokens = [0] * live, [WAITS] * live, [0] * live, [0] * len(queue)
@@ -299,7 +305,12 @@ def _queued(table: Table, pool: Pool, request: Waiting, policy: Policy) -> tuple
         # Nothing to do: it is admitted to its end and holds nothing.
         return 0, 0, 0
     fill = fill_slots(table, request.prompt, request.emitted)
-    return int(pool.pages_of(fill)), longest_pages(table, pool, request.prompt, request.limit, policy), fill
+    longest = longest_pages(table, pool, request.prompt, request.limit, policy)
+    return (
+        int(pool.pages_of(fill)) - request.hit,
+        longest - request.hit,
+        fill - request.hit * pool.page_size,
+    )
 
 
 def _promised(table: Table, pool: Pool, columns: Columns, policy: Policy) -> int:

@@ -39,6 +39,7 @@ POOL: Final = "pages are never over-committed: free + held = pool"
 RELEASED: Final = "no slot is held where no round or prefill runs"
 TAKEN: Final = "pages are taken where a round starts only"
 ABORTS: Final = "an abort ends a request"
+SHARED: Final = "a page with more than one holder is never written"
 FITS: Final = "every request can make progress: an empty pool holds its longest case"
 COMMITTED_ONLY: Final = "at a round point only committed slots are held"
 
@@ -54,8 +55,8 @@ def eventually(table: Table) -> str:
     return f"every request reaches {table.eventually}"
 
 
-def built_in(table: Table) -> tuple[str, ...]:
-    """List the built-in properties that apply to a table."""
+def built_in(table: Table, *, prefix: bool = False) -> tuple[str, ...]:
+    """List the built-in properties that apply to a table, and to a pool with a prefix cache."""
     if table.contract is None:
         return (BOUNDS, COMMITTED_ONLY, TAKEN, ABORTS, RELEASED, POOL, FITS, HANDLED)
     return (
@@ -68,23 +69,24 @@ def built_in(table: Table) -> tuple[str, ...]:
         ROUND,
         SLOTS,
         POOL,
+        *([SHARED] if prefix else []),
         FITS,
         RELEASED,
         HANDLED,
     )
 
 
-def every(table: Table) -> tuple[str, ...]:
+def every(table: Table, *, prefix: bool = False) -> tuple[str, ...]:
     """List all properties of a table, in the order of reports."""
-    return (*built_in(table), *table.always, eventually(table), *table.sometimes)
+    return (*built_in(table, prefix=prefix), *table.always, eventually(table), *table.sometimes)
 
 
-def choose(table: Table, given: Sequence[str]) -> frozenset[str]:
+def choose(table: Table, given: Sequence[str], *, prefix: bool = False) -> frozenset[str]:
     """Give the properties that are meant: all where none is named; a part of a name that only one has will do.
 
     Raises UserError for a name that none or several have, with the nearest, and for claims about a single request.
     """
-    known = every(table)
+    known = every(table, prefix=prefix)
     return frozenset(_meant(table, name, known) for name in given) if given else frozenset(known)
 
 

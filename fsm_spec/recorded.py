@@ -72,6 +72,7 @@ def record(table: Table, example: Counterexample, file: str, text: str) -> dict[
         "pool": setting.pool._asdict(),
         "abort": setting.abort,
         **({"interleave": "action"} if setting.single else {}),
+        **({"prefix": True} if setting.prefix else {}),
         **example.content(),
     }
 

@@ -103,7 +103,12 @@ def _common_bounds(bounds: dict[str, Any]) -> list[str]:
 
 def _switches(bounds: dict[str, Any]) -> str:
     """Say which freedoms were on."""
-    states = {"abort": bounds["abort"], "chunks": bounds["chunks"], "lag": bounds["lag"] > 0}
+    states = {
+        "abort": bounds["abort"],
+        "chunks": bounds["chunks"],
+        "lag": bounds["lag"] > 0,
+        "prefix": bounds["prefix"],
+    }
     on = [name for name, is_on in states.items() if is_on]
     off = [name for name, is_on in states.items() if not is_on]
     parts = [f"{', '.join(on)} on"] if on else []

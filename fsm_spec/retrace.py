@@ -17,6 +17,7 @@ from fsm_spec.findings import nearest
 from fsm_spec.interleaving import Interleaving
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.search import OVER, Fault, livelock, stuck
+from fsm_spec.shared_prefix import SharedPrefix
 from fsm_spec.single_events import SingleEvents
 from fsm_spec.tiers import tiers_of
 
@@ -67,7 +68,8 @@ def _composed(table: Table, data: Mapping[str, Any]) -> Composition | Interleavi
     if data.get("interleave") == "action":
         chunks = any(step["event"] == life_cycle.CHUNK for step in data["steps"])
         return SingleEvents(automaton, policy, pool, requests, arrivals, abort=abort, chunks=chunks)
-    return Composition(automaton, policy, pool, requests, arrivals, abort=abort)
+    kind = SharedPrefix if data.get("prefix") else Composition
+    return kind(automaton, policy, pool, requests, arrivals, abort=abort)
 
 
 def _followed(

@@ -23,7 +23,7 @@ def stuck_reasons(
 
     `looping` are the requests that move on a cycle, if the state is on one.
     """
-    free = composed.pool.pages - sum(entry.pages for entry in state if entry)
+    free = composed.pool.pages - composed.in_common(state) - sum(entry.pages for entry in state if entry)
     table = _table(composed, state)
     for request, entry in enumerate(state):
         if entry is None or not entry.columns or entry == ABSENT:
@@ -62,7 +62,7 @@ def _scheduled(composed: Composition, table: Table, entry: Held, free: int) -> s
         return f"admission takes {_pages(take)}, and policy {composed.policy.policy} does not admit it"
     if state.name == PREFILL:
         return ""
-    need = int(pool.pages_of(named["kv"] + headroom(table, composed.policy)[entry.visible[0]]))
+    need = int(pool.pages_of(named["kv"] + headroom(table, composed.policy)[entry.visible[0]])) - entry.shared
     return f"its round needs {_pages(need - entry.pages)} more" if need - entry.pages > free else ""
 
 

@@ -265,6 +265,7 @@ def search_command(answer: Answer, decided: Decided, bounds: Bounds) -> str:
     words += [] if bounds.abort is None else ["--abort" if bounds.abort else "--no-abort"]
     words += ["--chunks"] if bounds.chunks else []
     words += [] if bounds.lag is None else ["--lag", str(bounds.lag)]
+    words += ["--prefix"] if bounds.prefix else []
     words += [] if bounds.interleave is None else ["--interleave", bounds.interleave]
     for name in bounds.properties:
         words += ["--property", name]

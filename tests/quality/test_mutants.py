@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,7 @@ from fsm_spec.piece import parse_piece
 from fsm_spec.policy import Plan, Policy, Pool, plan
 from fsm_spec.promela import promela
 from fsm_spec.search import Fault, search
+from fsm_spec.shared_prefix import SharedPrefix
 from fsm_spec.table import Row, Table
 from fsm_spec.tiers import Tier, tiers_of
 
@@ -89,12 +90,16 @@ class StateChange(BaseModel):
 
 
 class Surgery(BaseModel):
-    """Change a compiled table: rows by `FROM -EVENT-> TO` (`#2` behind the second alike), states by name."""
+    """Change a compiled table: rows by `FROM -EVENT-> TO` (`#2` behind the second alike), states by name.
+
+    `slots` are those of segments, by `FORWARD.SEGMENT`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     rows: dict[str, RowChange] = {}
     add: dict[str, RowChange] = {}
     states: dict[str, StateChange] = {}
+    slots: dict[str, str] = {}
     drop: list[str] = []
 
     def applied(self, table: Table) -> Table:
@@ -131,8 +136,17 @@ class Surgery(BaseModel):
             self.states[state.name].applied(state) if state.name in self.states else state
             for state in table.states
         )
+        forwards = {
+            name: replace(plan, segments=tuple(self._moved(name, segment) for segment in plan.segments))
+            for name, plan in table.forwards.items()
+        }
         numbered = tuple(replace(row, index=index) for index, row in enumerate(rows))
-        return replace(table, rows=numbered, states=states, events=events, cache={})
+        return replace(table, rows=numbered, states=states, events=events, forwards=forwards, cache={})
+
+    def _moved(self, forward: str, segment: Any) -> Any:  # noqa: ANN401 - a segment's plan, as it is
+        """Give a segment with its rows in other slots, if they are to be moved."""
+        slot = self.slots.get(f"{forward}.{segment.name}")
+        return segment if slot is None else replace(segment, slot=parse(slot))
 
 
 class Mutant(BaseModel):
@@ -158,6 +172,7 @@ class Mutant(BaseModel):
     abort: bool = True
     lag: int = 0
     tier: Tier | None = None
+    prefix: bool = False
     spin: bool = False
     refutes: str | None = None
     also: list[str] = []
@@ -208,8 +223,8 @@ class Leaking(Composition):
             )
             yield move._replace(after=after)
 
-    def _settled(self, values: Values, pages: int, seen: Values = ()) -> Held:
-        held = super()._settled(values, pages, seen)
+    def _settled(self, values: Values, pages: int, seen: Values = (), shared: int = 0) -> Held:
+        held = super()._settled(values, pages, seen, shared)
         return held if held.columns or not self.finished else Held((), pages)
 
     def _iterate(self, state: State) -> Iterator[Move]:
@@ -224,6 +239,15 @@ class LeakingAtEnd(Leaking):
     """Keep the pages of requests that finish."""
 
     aborted, finished = False, True
+
+
+class FreedTwice(SharedPrefix):
+    """Count the pages of a chain as free as soon as one of its holders could give them back."""
+
+    @staticmethod
+    def _kept(live: Sequence[Held]) -> int:
+        del live
+        return 0
 
 
 def a_page_less(*args: Any) -> Plan:  # noqa: ANN401 - handed on
@@ -270,7 +294,11 @@ PLANS = {
     "all at once": all_at_once,
     "lag ignored": lag_ignored,
 }
-COMPOSITIONS = {"aborted requests keep pages": Leaking, "finished requests keep pages": LeakingAtEnd}
+COMPOSITIONS = {
+    "aborted requests keep pages": Leaking,
+    "finished requests keep pages": LeakingAtEnd,
+    "shared pages freed": FreedTwice,
+}
 
 
 def composed(mutant: Mutant, table: Table, *, faulty: bool) -> Composition | Interleaving:
@@ -283,7 +311,8 @@ def composed(mutant: Mutant, table: Table, *, faulty: bool) -> Composition | Int
     automaton = Automaton(table)
     if table.contract is None:
         return Interleaving(automaton, policy, pool, mutant.requests, abort=mutant.abort)
-    kind = COMPOSITIONS.get(mutant.scheduler or "", Composition) if faulty else Composition
+    plain = SharedPrefix if mutant.prefix else Composition
+    kind = COMPOSITIONS.get(mutant.scheduler or "", plain) if faulty else plain
     return kind(automaton, policy, pool, mutant.requests, mutant.arrivals, abort=mutant.abort)
 
 
@@ -320,8 +349,9 @@ def test_mutants_are_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     found = search(together, MOST_STATES)
     assert found.complete
     assert ({mutant.refutes, *mutant.also}, mutant.depth) == first_refuted(found.broken)
-    if mutant.scheduler is None:
-        # The compiled search has the scheduler's own functions inside, so that no fault can be put around it.
+    if mutant.scheduler is None and not mutant.prefix:
+        # Shared pages have no packed form. The compiled search has the scheduler's own functions inside, so that no
+        # fault can be put around it.
         explored = Exploration(together, Limits(MOST_STATES, MOST_STATES * STATE_BYTES))
         faults = {name: explored.fault(name) for name in explored.broken}
         assert explored.reached.complete
@@ -367,6 +397,7 @@ def base_of(mutant: Mutant) -> tuple[object, ...]:
         mutant.abort,
         mutant.lag,
         str(mutant.tier),
+        mutant.prefix,
         str(mutant.params),
     )
 

@@ -636,3 +636,32 @@ def test_behind_a_step_that_leads_nowhere_liveness_is_open() -> None:
     verdicts = {decided.name: decided.verdict for decided in result.properties}
     assert (REFUTED, UNDETERMINED) == (verdicts[properties.HANDLED], verdicts["every request reaches end"])
     assert (3,) == tuple(each.counterexample.depth for each in result.refuted if each.counterexample)
+
+
+def test_prompts_that_share_pages() -> None:
+    """With a prefix cache pages have several holders; nobody writes them, and the last one gives them back."""
+    result = check(compiled("ar"), Bounds(requests=2, prefix=True))
+    assert (PROVED, True, [2, 3]) == (result.verdict, result.bounds["prefix"], result.bounds["prompts"])
+    assert properties.SHARED in [decided.name for decided in result.properties]
+    alone = check(compiled("ar"), Bounds(requests=2))
+    assert properties.SHARED not in [decided.name for decided in alone.properties]
+    example = only_counterexample(
+        check(compiled("isd"), Bounds(requests=2, prefix=True, policies=("greedy",)))
+    )
+    assert str(example.setting).endswith("prefix cache")
+    # The plain search gives up as the compiled one does.
+    assert UNDETERMINED == check(compiled("ar"), Bounds(requests=2, prefix=True, max_states=20)).verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds", "sentence"),
+    [
+        ("ar", Bounds(prefix=True, lag=1), "drop --prefix or the lag"),
+        ("ar", Bounds(prefix=True, interleave="action"), "a prefix cache is the scheduler's"),
+        ("phases", Bounds(prefix=True), "it has no prompts to share"),
+    ],
+)
+def test_what_cannot_share_pages(name: str, bounds: Bounds, sentence: str) -> None:
+    """Bounds that exclude each other get a sentence."""
+    with pytest.raises(UserError, match=sentence):
+        check(compiled(name), bounds)

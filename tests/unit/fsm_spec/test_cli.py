@@ -73,7 +73,7 @@ def test_check_proves() -> None:
   bounds: 1, 2 or 3 requests; policies reserve, holdback;
           3 or 8 pages of 2 slots: one longest case for 1 or 2 requests, all longest cases less a page for more;
           prompts of 1 to 2 tokens, limits 0 to 4 (one request alone); 0, 2 or 4;
-          abort on; chunks, lag off; requests interchangeable
+          abort on; chunks, lag, prefix off; requests interchangeable
 """
     assert expected in done.out
     assert "  proved       built in    emitted never passes the limit\n" in done.out
@@ -213,7 +213,7 @@ def test_check_of_an_abstract_model(tmp_path: Path) -> None:
     done = run("check", str(path))
     assert done.code == 0, done.out
     assert (
-        "single events of each, interleaved;\n          abort, chunks, lag off; requests interchangeable\n"
+        "single events of each, interleaved;\n          abort, chunks, lag, prefix off; requests interchangeable\n"
         in done.out
     )
 

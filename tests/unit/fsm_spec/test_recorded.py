@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fsm_spec.check import Bounds, check
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, TraceDivergence, UserError
 from fsm_spec.expression import parse
-from fsm_spec.load import load
+from fsm_spec.load import load, loads
 from fsm_spec.recorded import read, record, replay
 
 MODEL = str(Path(__file__).resolve().parents[2] / "models" / "kvpool.yaml")
@@ -41,6 +42,24 @@ def test_recorded_steps_replay(name: str, policy: str) -> None:
     assert "replayed" == replayed.content()["verdict"]
     assert replayed.digest == data["digest"]
     assert replay(data, "found.json", name).steps == replayed.steps
+
+
+@pytest.mark.parametrize(
+    "bounds", [Bounds(prefix=True), Bounds(interleave="action"), Bounds(policies=("tiers",))]
+)
+def test_other_settings_replay(bounds: Bounds) -> None:
+    """Shared pages, single events and tiers are part of a file, and are composed again."""
+    text = load("linear_spec").text.replace(
+        'always: {"the newest token alone has no KV": "kv == prompt + emitted - 1"}',
+        "always: {nothing is decoded: emitted < 2}",
+    )
+    loaded = loads(text)
+    table = compile_table(loaded.spec, check=True, line_of=loaded.line_of)
+    result = check(table, replace(bounds, requests=1 if bounds.policies == ("tiers",) else 2))
+    example = next(each.counterexample for each in result.refuted if each.counterexample)
+    data = json.loads(json.dumps(record(table, example, "changed.yaml", text)))
+    assert "nothing is decoded" == replay(data, "found.json").property
+    assert bool(data["steps"][-1].get("sizes")) == (bounds.policies == ("tiers",))
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], type[FsmSpecError], str]] = {
