@@ -66,7 +66,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker; count on the controlling process only."""
-    config.addinivalue_line("markers", "shows(kind): passing says this of the spec the test is parametrised by")
+    config.addinivalue_line(
+        "markers", "shows(kind): passing says this of the spec the test is parametrised by"
+    )
     path = config.getoption("--matrix")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Matrix(path))

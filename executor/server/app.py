@@ -34,6 +34,7 @@ from fsm_spec.executor.server.protocol import (
 from fsm_spec.executor.server.refusal import Refusal, error_content
 from fsm_spec.executor.server.served import Served
 from fsm_spec.executor.server.stream import EventStream, encode
+from fsm_spec.executor.server.tracing import Tracing
 from fsm_spec.executor.server.validation import refusal_of
 from fsm_spec.executor.server.worker import Worker
 
@@ -85,7 +86,9 @@ class Server:
         settings = served.settings
         self.meter = Meter(served.table, served.session.engine.backend)
         served.session.engine.backend = self.meter
-        self.metrics = Metrics(served, self.meter)
+        endpoint = settings.otlp_endpoint
+        self.tracing = None if endpoint is None else Tracing.to_endpoint(served, endpoint)
+        self.metrics = Metrics(served, self.meter, self.tracing)
         queue = FairQueue(settings.max_queue, settings.max_queue_tokens)
         self.worker = Worker(served.session, queue, self.metrics)
         self.api = FastAPI(
@@ -117,6 +120,8 @@ class Server:
             yield
         finally:
             await asyncio.to_thread(self.worker.stop)
+            if self.tracing is not None:
+                await asyncio.to_thread(self.tracing.close)
 
 
 def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -171,6 +176,8 @@ def _add_generation(server: Server) -> None:
             order = await asyncio.to_thread(make, body, served, request_id, state.client)
         else:
             order = make(body, served, request_id, state.client)
+        for job in order.jobs:
+            job.parent = request.headers.get("traceparent", "")
         state.log |= {"prompt_tokens": order.prompt_tokens, "choices": len(order.jobs)}
         if served.settings.log_prompts:
             state.log["prompts"] = [served.tokenizer.decode(job.prompt) for job in order.jobs]

@@ -131,6 +131,9 @@ def serve(
         float,
         typer.Option(help="Seconds that running requests get after SIGTERM.", min=1, rich_help_panel=_LIMITS),
     ] = 30.0,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(help="Send OpenTelemetry spans here, e.g. http://localhost:4318/v1/traces.")
+    ] = None,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
@@ -170,5 +173,6 @@ def serve(
             "drain": drain,
             "cors": tuple(cors_origin or ()),
             "log_prompts": log_prompts,
+            "otlp_endpoint": otlp_endpoint,
         },
     )

@@ -57,12 +57,8 @@ class Serving:
 def execute(run: Serving, settings: dict[str, Any]) -> None:
     """Serve until SIGTERM or SIGINT; what can be refused before the model loads is refused before."""
     loaded = load(run.spec)
-    table = compile_table(loaded.spec, run.params, line_of=loaded.line_of)
-    if table.contract is None:
-        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
-    policy = chosen_policy(run)
-    verdict = judge(loaded, run.params, unproved=run.unproved)
-    server = build(run, settings, loaded, table, policy, verdict)
+    chosen_policy(run)
+    server = build(run, settings, loaded, judge(loaded, run.params, unproved=run.unproved))
     _serve(server, run)
 
 
@@ -90,16 +86,24 @@ def judge(loaded: Loaded, params: dict[str, int], *, unproved: bool) -> str:
 
 
 def build(
-    run: Serving, settings: dict[str, Any], loaded: Loaded, table: Table, policy: Policy, verdict: str
+    run: Serving,
+    settings: dict[str, Any],
+    loaded: Loaded,
+    verdict: str = PROVED,
+    model: LoadedModel | None = None,
 ) -> Server:
-    """Load the model and put the server together."""
+    """Put a server together; the model is loaded unless one is given."""
     from fsm_spec.executor.generate import Session
     from fsm_spec.executor.server.app import Server
     from fsm_spec.executor.server.fingerprint import fingerprint
     from fsm_spec.executor.server.served import Served
     from fsm_spec.executor.server.settings import Settings
 
-    model = _load(run)
+    table = compile_table(loaded.spec, run.params, line_of=loaded.line_of)
+    if table.contract is None:
+        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+    policy = chosen_policy(run)
+    model = model or _load(run)
     longest = min(run.max_model_len or model.config.context, model.config.context)
     pool = _pool(run, table, model.config, longest)
     session = Session(
@@ -108,7 +112,7 @@ def build(
     facts = {"table": table.digest, "policy": policy.model_dump(), "mask_id": session.mask_id}
     settings = {
         **settings,
-        "names": settings["names"] or (model.name,),
+        "names": settings.get("names") or (model.name,),
         "max_model_len": longest,
         "fingerprint": fingerprint(model.transformer, model.folder, run.adapter, facts),
     }

@@ -45,7 +45,7 @@ class Job:
     """Describe one choice: what to run, for whom, until when, and where its text goes; times by `perf_counter`.
 
     `priority`: lower goes first. `number` is the engine's, once it has the job. Not `counted`: one that only scores its
-    prompt.
+    prompt. `parent` names the client's own trace (W3C traceparent).
     """
 
     request_id: str
@@ -57,6 +57,7 @@ class Job:
     priority: int = 0
     deadline: float | None = None
     counted: bool = True
+    parent: str = ""
     arrived: float = 0.0
     started: float = 0.0
     first_token: float = 0.0

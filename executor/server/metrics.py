@@ -16,6 +16,7 @@ from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.job import Job
 from fsm_spec.executor.server.meter import Meter
 from fsm_spec.executor.server.served import Served
+from fsm_spec.executor.server.tracing import Tracing
 from fsm_spec.executor.server.worker import Worker
 
 # vLLM's buckets, so that dashboards made for it fit.
@@ -64,8 +65,9 @@ def harmless(method: Callable[Given, None]) -> Callable[Given, None]:
 class Metrics:
     """Hold a server's registry, and follow its worker."""
 
-    def __init__(self, served: Served, meter: Meter) -> None:
+    def __init__(self, served: Served, meter: Meter, tracing: Tracing | None = None) -> None:
         self.served = served
+        self.tracing = tracing
         self.meter = meter
         self.registry = CollectorRegistry()
         self.model = served.name
@@ -201,7 +203,9 @@ class Metrics:
 
     @harmless
     def ended(self, job: Job, reason: str) -> None:
-        """Count an end."""
+        """Count an end, and trace it."""
+        if self.tracing is not None:
+            self.tracing.ended(job, reason)
         self.success.labels(self.model, reason).inc()
         if reason not in {"stop", "length"}:
             return

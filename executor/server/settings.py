@@ -26,3 +26,4 @@ class Settings:
     cors: tuple[str, ...] = ()
     log_prompts: bool = False
     fingerprint: str = ""
+    otlp_endpoint: str | None = None

@@ -18,6 +18,7 @@ from fsm_spec.executor.grammar import GrammarCompiler
 from fsm_spec.executor.logprobs import TokenLogprob
 from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer, tokenizer_settings
 from fsm_spec.executor.models.random import tiny_model
+from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.request import Controls
 from fsm_spec.executor.tokenizer import Tokenizer
@@ -89,7 +90,8 @@ class Crowd:
     def __init__(
         self, table: Table, model: Transformer, tokenizer: Tokenizer, wishes: dict[str, Options]
     ) -> None:
-        self.session = Session(table, model, tokenizer, pool=Pool(150, 4), mask_id=MASK)
+        drafters = random_drafters(table, model)
+        self.session = Session(table, model, tokenizer, pool=Pool(150, 4), mask_id=MASK, drafters=drafters)
         compiler = GrammarCompiler(tokenizer, len(TOKENS), [END])
         self.numbers = {}
         for name, options in wishes.items():

@@ -98,7 +98,9 @@ def test_batched_output_is_plain_decoding(
     assert count == roomy.replayed.ended == crowded.replayed.ended
     assert count * tokens == roomy.replayed.emitted == crowded.replayed.emitted
     # A run in which no draft was ever accepted would show nothing of what follows an acceptance.
-    judges = [op.out[0] for plan in table.forwards.values() for op in plan.operators if op.op in {"accept", "walk"}]
+    judges = [
+        op.out[0] for plan in table.forwards.values() for op in plan.operators if op.op in {"accept", "walk"}
+    ]
     accepted = [max(record["args"].get(judge, 0) for judge in judges) for record in roomy.steps if judges]
     assert not judges or max(accepted) > 0
 

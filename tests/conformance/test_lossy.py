@@ -60,7 +60,9 @@ def loves_masks(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def compiled(table_of: Tables, spec: str) -> Table:
     """Compile with parameters of at most 8, but thresholds and bounds as they are."""
     params = SPECS[spec].params
-    return table_of(spec, **{name: min(param.default, 8) for name, param in params.items() if param.default <= 256})
+    return table_of(
+        spec, **{name: min(param.default, 8) for name, param in params.items() if param.default <= 256}
+    )
 
 
 @pytest.mark.shows("run")
@@ -102,7 +104,12 @@ def test_preemption_restarts_the_round(
 @pytest.mark.parametrize("law", LAWS, ids=["greedy", "sampled"])
 @pytest.mark.parametrize("spec", DENOISING)
 def test_no_mask_is_emitted(
-    spec: str, law: SamplingParams, loves_masks: Transformer, executor: Executor, table_of: Tables, prompts: list[list[int]]
+    spec: str,
+    law: SamplingParams,
+    loves_masks: Transformer,
+    executor: Executor,
+    table_of: Tables,
+    prompts: list[list[int]],
 ) -> None:
     """The mask is never proposed for a mask, however much the model likes it, and every mask is filled.
 

@@ -179,7 +179,9 @@ def test_simulators_own_trace_replays_and_reruns(spec: str, table_of: Callable[.
 @pytest.mark.parametrize("spec", REFUSED)
 def test_counts_without_a_law_are_refused(spec: str, table_of: Callable[..., Table]) -> None:
     """The simulator invents no outcomes: it says which operator it was given no law for."""
-    with pytest.raises(UserError, match="has the operator (unmask|walk), whose results depend on model and text"):
+    with pytest.raises(
+        UserError, match="has the operator (unmask|walk), whose results depend on model and text"
+    ):
         simulated(table_of(spec), load(spec).text, Pool(256, 4))
 
 

@@ -75,7 +75,9 @@ def start(table: Table) -> dict[str, int]:
     columns = table.new_request(table.block or 1, LIMIT)
     for event, args in (("admit", {}), ("first", {"stop": NO_STOP})):
         given = {arg.name: evaluate(arg.low, columns) for arg in table.events[event].args} | args
-        wanted = {arg.name for arg in table.events[event].args} | ({"stop"} if table.events[event].emits else set())
+        wanted = {arg.name for arg in table.events[event].args} | (
+            {"stop"} if table.events[event].emits else set()
+        )
         columns = oracle(table, columns, event, {key: given[key] for key in wanted}).columns
     assert table.states[columns["state"]].round
     return columns
@@ -93,7 +95,9 @@ def run(table: Table, draw: Drawn, rounds: int = ROUNDS) -> list[tuple[int, int]
             arg.name: draw(arg.name, evaluate(arg.low, columns), evaluate(arg.high, columns))
             for arg in table.events[event].args
         }
-        outcome = oracle(table, columns, event, args | ({"stop": NO_STOP} if table.events[event].emits else {}))
+        outcome = oracle(
+            table, columns, event, args | ({"stop": NO_STOP} if table.events[event].emits else {})
+        )
         columns = outcome.columns
         if outcome.emitted:
             found.append((outcome.emitted, forwards))

@@ -104,7 +104,9 @@ def run(table: Table, text: str, seed: int) -> tuple[Watched, int]:
     records: list[dict[str, Any]] = []
     runner = Watched(table)
     policy = Policy(policy="preempt", admit="preempt")
-    engine = Engine(table, policy, POOL, runner, TraceWriter(records, header(table, policy, POOL, text, "executor")))
+    engine = Engine(
+        table, policy, POOL, runner, TraceWriter(records, header(table, policy, POOL, text, "executor"))
+    )
     for number in range(REQUESTS):
         prompt = [source.randrange(VOCABULARY - 1) for _ in range(source.randrange(1, 7))]
         limit = source.randrange(LIMIT // 2, LIMIT)

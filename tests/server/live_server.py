@@ -22,11 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel
 
-from fsm_spec.compile import compile_table
 from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer
 from fsm_spec.executor.models.random import random_weights, tiny_config
 from fsm_spec.executor.server.app import Server
-from fsm_spec.executor.server.command import Serving, build, chosen_policy
+from fsm_spec.executor.server.command import Serving, build
 from fsm_spec.executor.server.settings import Settings
 from fsm_spec.load import load
 
@@ -191,10 +190,7 @@ def in_process(folder: Path, spec: str, options: dict[str, Any]) -> Iterator[Run
     given = {name: value for name, value in options.items() if name in names}
     chosen = {name: value for name, value in options.items() if name not in names}
     run = Serving(**{**SERVING, "spec": spec, "model": str(folder), **chosen})
-    loaded = load(spec)
-    table = compile_table(loaded.spec, run.params, line_of=loaded.line_of)
-    policy = chosen_policy(run)
-    parts = build(run, {"names": ("tiny",), **given}, loaded, table, policy, "proved")
+    parts = build(run, {"names": ("tiny",), **given}, load(spec))
     port = free_port()
     config = uvicorn.Config(parts.app, port=port, log_config=None, access_log=False, lifespan="on")
     engine = uvicorn.Server(config)
