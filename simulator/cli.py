@@ -32,17 +32,33 @@ def simulate(
     arrivals: Annotated[
         str | None,
         typer.Option(
-            help="poisson:RATE, constant:RATE, closed:CONCURRENCY (or a list: closed:1,4,16) or trace:FILE;"
-            " required."
+            help="poisson:RATE, gamma:RATE:cv=CV, weibull:RATE:cv=CV, constant:RATE, closed:CONCURRENCY (or a"
+            " list: closed:1,4,16), ramp:FROM:TO:SECONDS, burst:RATE:PEAK:EVERY:SECONDS or"
+            " trace:FILE[:speed=X][:sample=X]; required."
         ),
     ] = None,
     input_: Annotated[
         str | None,
-        typer.Option("--input", help="Prompt tokens: a number, uniform:LOW:HIGH or lognormal:MEAN:CV."),
+        typer.Option(
+            "--input",
+            help="Prompt tokens: a number, uniform:LOW:HIGH, lognormal:MEAN:CV, gamma:MEAN:CV, choice:128,512 or"
+            " file:FILE.",
+        ),
     ] = None,
     output: Annotated[str | None, typer.Option(help="Output tokens, as --input.")] = None,
     requests: Annotated[
         int | None, typer.Option(help="Requests to simulate; else a closed loop takes 4 a user, a trace all.")
+    ] = None,
+    shared_prefix: Annotated[
+        str | None,
+        typer.Option(help="GROUPS:TOKENS: every prompt begins with one of so many texts of so many tokens."),
+    ] = None,
+    turns: Annotated[
+        str | None,
+        typer.Option(
+            help="TURNS:THINK: arrivals are sessions of so many turns; each repeats the text before it and arrives"
+            " about THINK seconds after the turn before it."
+        ),
     ] = None,
     accept: Annotated[
         str | None,
@@ -101,6 +117,8 @@ def simulate(
         "input": input_,
         "output": output,
         "requests": requests,
+        "shared_prefix": shared_prefix,
+        "turns": turns,
         "accept": accept,
         "lookup": lookup,
         "unmask": unmask,

@@ -22,7 +22,13 @@ from fsm_spec.simulator.memory import DEFAULT_PAGE_SIZE, Memory, MemoryOptions, 
 from fsm_spec.simulator.model import ModelShape, load_model
 from fsm_spec.simulator.outcomes import Laws, most_drafts
 from fsm_spec.simulator.simulation import Simulation
-from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
+from fsm_spec.simulator.workload import (
+    Requests,
+    Workload,
+    parse_arrivals,
+    parse_lengths,
+    parse_sessions,
+)
 from fsm_spec.table import Table
 from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.trace import TraceWriter
@@ -49,12 +55,16 @@ class Scenario(BaseModel):
     kv_dtype: str = Field(default="bf16", description="number format of the KV cache: bf16 or fp8")
     tensor_parallel: int = Field(default=1, description="accelerators that share one replica")
     adapter_rank: int | None = Field(default=None, description="rank of the gated adapter")
-    arrivals: str = Field(description="poisson:RATE, constant:RATE, closed:CONCURRENCY or trace:FILE")
+    arrivals: str = Field(
+        description="when requests arrive: poisson:RATE, closed:CONCURRENCY, trace:FILE, ..."
+    )
     input: str | None = Field(default=None, description="prompt tokens")
     output: str | None = Field(default=None, description="output tokens")
     requests: int | None = Field(
         default=None, description="requests to simulate; a closed loop takes 4 a user"
     )
+    shared_prefix: str | None = Field(default=None, description="GROUPS:TOKENS that prompts begin with")
+    turns: str | None = Field(default=None, description="TURNS:THINK of a session, seconds between turns")
     accept: str | None = Field(default=None, description="acceptance of drafts by position, or geometric")
     lookup: float | None = Field(default=None, description="chance that a lookup finds drafts")
     unmask: str | None = Field(
@@ -115,6 +125,8 @@ class Prepared:
             "arrivals": arrivals,
             "input": scenario.input or "",
             "output": scenario.output or "",
+            "shared prefix": scenario.shared_prefix or "",
+            "turns": scenario.turns or "",
             "requests": str(len(self.requests)),
             "accept": self.laws.acceptance.describe() if self.laws.acceptance else "",
             "lookup": f"{self.laws.lookup.rate:g}" if self.laws.lookup else "",
@@ -229,7 +241,8 @@ def _workload(scenario: Scenario) -> Workload:
     requests = scenario.requests
     if requests is None and arrivals.kind == "closed":
         requests = REQUESTS_A_USER * arrivals.concurrency
-    return Workload(arrivals, prompt, output, requests, scenario.seed)
+    sessions = parse_sessions(scenario.shared_prefix, scenario.turns)
+    return Workload(arrivals, prompt, output, requests, scenario.seed, sessions)
 
 
 def _acceptance(scenario: Scenario, table: Table) -> Acceptance | None:
