@@ -84,7 +84,12 @@ def simulate(
         int | None, typer.Option(help="KV pages, where the number is known; else from memory.")
     ] = None,
     page_size: Annotated[int, typer.Option(help="Token slots a page.")] = 64,
-    dtype: Annotated[str, typer.Option(help="Format of the weights: bf16, fp8 or int4.")] = "bf16",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Format of the weights: bf16, fp8 (static scales), fp8-block, fp8-dynamic or int4."
+        ),
+    ] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help="Format of the KV cache: bf16 or fp8.")] = "bf16",
     tp: Annotated[int, typer.Option("--tp", min=1, help="Accelerators that share the model.")] = 1,
     adapter_rank: Annotated[

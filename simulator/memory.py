@@ -77,9 +77,8 @@ def plan_memory(
     options = options or MemoryOptions()
     dtype = dtype_name(dtype, WEIGHT_BYTES)
     kv_dtype = dtype_name(kv_dtype, KV_BYTES, "--kv-dtype")
-    # KV heads that do not divide are copied, so that every accelerator holds at least one.
-    heads = -(-model.num_key_value_heads // tensor_parallel)
-    page_bytes = options.page_size * model.num_hidden_layers * 2 * heads * model.head_dim * KV_BYTES[kv_dtype]
+    slot_bytes = model.num_hidden_layers * model.layer_kv_bytes(kv_dtype, tensor_parallel) // tensor_parallel
+    page_bytes = options.page_size * slot_bytes
     adapter = model.adapter_parameters(options.adapter_rank) * 2
     weights = -(-(model.weight_bytes(dtype) + adapter) // tensor_parallel)
     nccl = NCCL_BYTES if tensor_parallel > 1 else 0
