@@ -202,8 +202,8 @@ def use(parts, usage):
     for index in range(len(parts)):
         part = parts[index]
         bound = MEMORY_NS if part[MEMORY_NS] >= part[COMPUTE_NS] else COMPUTE_NS
-        bound = FLOOR_NS if part[FLOOR_NS] > part[bound] else bound
-        usage[index, bound] += part[bound]
+        bound = FLOOR_NS if part[FLOOR_NS] + part[START_NS] > part[bound] else bound
+        usage[index, bound] += part[PART_NS]
         usage[index, FLOPS] += part[FLOPS]
         usage[index, BYTES] += part[BYTES]
 
