@@ -15,7 +15,7 @@ from fsm_spec.errors import UserError
 
 FORMS = (
     "poisson:RATE, gamma:RATE:cv=CV, weibull:RATE:cv=CV, constant:RATE, closed:CONCURRENCY, "
-    "ramp:FROM:TO:SECONDS, burst:RATE:PEAK:EVERY:SECONDS or trace:FILE"
+    "closed:CONCURRENCY:ramp=SECONDS, ramp:FROM:TO:SECONDS, burst:RATE:PEAK:EVERY:SECONDS or trace:FILE"
 )
 RATES = ("poisson", "constant", "gamma", "weibull")
 LOW_RATE, HIGH_RATE = 1e-6, 1e6  # requests a second
@@ -32,7 +32,8 @@ class Arrivals:
 
     `cv` is the coefficient of variation of the gaps (gamma, weibull). `ramp` rises from `rate` to `peak` over
     `seconds` and stays there; `burst` has `rate`, and `peak` for `seconds` at the end of every `every` seconds.
-    `speed` replays a trace so many times as fast, `sample` keeps this share of its requests.
+    A closed loop's first requests start evenly over `seconds`. `speed` replays a trace so many times as fast, `sample`
+    keeps this share of its requests.
     """
 
     kind: str
@@ -61,8 +62,9 @@ class Arrivals:
             return ":".join(
                 [f"trace:{self.path.name}", *(f"{name}={value:g}" for name, value in self.options.items())]
             )
+        if self.kind == "closed":
+            return f"closed:{self.concurrency}" + (f":ramp={self.seconds:g}" if self.seconds else "")
         numbers = {
-            "closed": (self.concurrency,),
             "ramp": (self.rate, self.peak, self.seconds),
             "burst": (self.rate, self.peak, self.every, self.seconds),
         }.get(self.kind, (self.rate,))
@@ -72,7 +74,9 @@ class Arrivals:
     def times_ns(self, count: int, generator: np.random.Generator) -> Integers:
         """Return arrival times, int64 [count] in nanoseconds; a closed loop's later ones are ON_FINISH."""
         if self.kind == "closed":
-            return np.where(np.arange(count) < self.concurrency, 0, ON_FINISH).astype(np.int64)
+            places = np.arange(count)
+            starts = np.rint(places * (self.seconds * 1e9 / self.concurrency))
+            return np.where(places < self.concurrency, starts, ON_FINISH).astype(np.int64)
         if self.kind == "constant":
             return _ns(np.arange(count) / self.rate)
         if self.kind in ("gamma", "weibull"):
@@ -137,7 +141,12 @@ def parse_arrivals(text: str) -> Arrivals:
         return _trace(value, text)
     words = value.split(":")
     if kind == "closed":
-        return Arrivals(kind, concurrency=_count(value, text))
+        ramp = words[1].strip().removeprefix("ramp=") if len(words) == 2 else ""
+        if len(words) > 2 or (len(words) == 2 and words[1].strip() == ramp):
+            raise UserError(f'--arrivals "{text}" is unknown; write closed:32 or closed:32:ramp=10')
+        return Arrivals(
+            kind, concurrency=_count(words[0], text), seconds=_seconds(ramp, text) if ramp else 0.0
+        )
     if kind in RATES:
         return _with_rate(kind, words, text)
     if kind == "ramp" and len(words) == 3:

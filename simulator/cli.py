@@ -32,8 +32,8 @@ def simulate(
     arrivals: Annotated[
         str | None,
         typer.Option(
-            help="poisson:RATE, gamma:RATE:cv=CV, weibull:RATE:cv=CV, constant:RATE, closed:CONCURRENCY (or a"
-            " list: closed:1,4,16), ramp:FROM:TO:SECONDS, burst:RATE:PEAK:EVERY:SECONDS or"
+            help="poisson:RATE, gamma:RATE:cv=CV, weibull:RATE:cv=CV, constant:RATE, closed:CONCURRENCY[:ramp=SECONDS]"
+            " (or a list: closed:1,4,16), ramp:FROM:TO:SECONDS, burst:RATE:PEAK:EVERY:SECONDS or"
             " trace:FILE[:speed=X][:sample=X]; required."
         ),
     ] = None,
@@ -67,6 +67,13 @@ def simulate(
             "or unconditional:0.8,0.56,0.3."
         ),
     ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="LAYERS:STEPS[:ROWS[:VOCABULARY]]: a draft model of so many layers of the target's shape runs so many"
+            " times before each round."
+        ),
+    ] = None,
     lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,
     unmask: Annotated[
         str | None,
@@ -81,7 +88,10 @@ def simulate(
     ] = "holdback",
     max_running: Annotated[int | None, typer.Option(help="Requests that run at once, at most.")] = None,
     pages: Annotated[
-        int | None, typer.Option(help="KV pages, where the number is known; else from memory.")
+        int | None,
+        typer.Option(
+            "--pages", "--blocks", help="KV pages (blocks), where the number is known; else from memory."
+        ),
     ] = None,
     page_size: Annotated[int, typer.Option(help="Token slots a page.")] = 64,
     dtype: Annotated[
@@ -92,6 +102,20 @@ def simulate(
     ] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help="Format of the KV cache: bf16 or fp8.")] = "bf16",
     tp: Annotated[int, typer.Option("--tp", min=1, help="Accelerators that share the model.")] = 1,
+    host: Annotated[
+        str,
+        typer.Option(help="overlapped: the host's share hides behind the device; serial: it adds to it."),
+    ] = "overlapped",
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            help="Common prefix of measured kernel tables (LLMServingSim's form), in place of curves."
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="YAML file with numbers of this machine that replace those of the catalogue."),
+    ] = None,
     adapter_rank: Annotated[
         int | None, typer.Option(help="Rank of the draft adapter; 128 if the spec has one.")
     ] = None,
@@ -118,6 +142,9 @@ def simulate(
         "dtype": dtype,
         "kv_dtype": kv_dtype,
         "tensor_parallel": tp,
+        "host": host,
+        "kernels": kernels,
+        "profile": profile,
         "adapter_rank": adapter_rank,
         "input": input_,
         "output": output,
@@ -125,6 +152,7 @@ def simulate(
         "shared_prefix": shared_prefix,
         "turns": turns,
         "accept": accept,
+        "drafter": drafter,
         "lookup": lookup,
         "unmask": unmask,
         "policy": policy,

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from fsm_spec.errors import UserError
 from fsm_spec.simulator import roofline
 from fsm_spec.simulator.curve import Curve
-from fsm_spec.simulator.hardware import Efficiency, Hardware
+from fsm_spec.simulator.drafter import Drafter
+from fsm_spec.simulator.hardware import Efficiency, Hardware, Linear
+from fsm_spec.simulator.kernel_table import KernelTable
 from fsm_spec.simulator.model import KV_BYTES, WEIGHT_BYTES, ModelShape, dtype_name
 
 KERNEL_NS = 2_000  # the smallest kernel takes 1.7 to 2.5 us (aiconfigurator-core 0.12.0 kernel times)
@@ -28,6 +30,8 @@ ACTIVATION_MBU = 0.8  # of kernels that only move data (AIConfigurator's empiric
 # 8 rows and 64 us at 1,024 rows x 8,192 on H200.
 DYNAMIC_QUANTISE_NS, DYNAMIC_QUANTISE_GB_S = 8_000, 390.0
 ADAPTER_KERNELS_A_LAYER = 8  # down and up for each of four fused projections, as gathered LoRA kernels do
+DRAFT_ATTENTION_NS = 12_000  # a decode attention kernel with little to do (same tables as the catalogue's)
+DRAFT_PICK_NS = 20_000  # replay of a step's graph and the choice of its tokens
 EXPERT_KERNELS_A_LAYER = 3  # routing, gate and up, down
 SAMPLER_NS = 240_000  # fused sampling of a step, kernels and their gaps (DreamShift reports, 8B on H100)
 SAMPLER_PASSES = (
@@ -135,6 +139,10 @@ class CostModel:
     adapter_rank: int = 0
     host: Host = field(default_factory=Host)
     efficiency: Efficiency | None = None
+    table: KernelTable | None = None
+    """Measured times that take the place of the curves."""
+    drafter: Drafter | None = None
+    """A draft model that runs before each round."""
     constants: NDArray[np.float64] = field(init=False, repr=False, compare=False)
     """What the formula reads of model, machine and host, in the order of `roofline.py`."""
     curves: NDArray[np.float64] = field(init=False, repr=False, compare=False)
@@ -160,7 +168,10 @@ class CostModel:
         if self.adapter_rank < 0:
             raise UserError(f"adapter rank {self.adapter_rank} is negative; give 0 for no adapter")
         efficiency = self.efficiency or self.hardware.efficiency()
-        set_(self, "constants", self._constants(efficiency))
+        constants = self._constants(efficiency)
+        if self.table is not None:
+            constants = np.concatenate([constants, self.table.packed()])
+        set_(self, "constants", constants)
         set_(self, "curves", self._packed_curves(efficiency))
 
     @property
@@ -220,7 +231,7 @@ class CostModel:
     def priced(self, work: Work) -> NDArray[np.float64]:
         """Return all parts of one launch that has rows, as the formula gives them; absent ones are 0."""
         parts = np.zeros((len(roofline.PARTS), roofline.COLUMNS))
-        roofline.price(np.array(astuple(work), np.int64), self.constants, self.curves, parts)
+        roofline.device_ns(np.array(astuple(work), np.int64), self.constants, self.curves, parts)
         return parts
 
     def _constants(self, efficiency: Efficiency) -> NDArray[np.float64]:
@@ -268,6 +279,7 @@ class CostModel:
             roofline.SAMPLER_PASSES: SAMPLER_PASSES,
             roofline.SAMPLER_NS: SAMPLER_NS,
             **self._link(efficiency),
+            **self._drafting(linear),
             roofline.REPLAY_NS: self.host.replay_ns,
             roofline.HOST_STEP_NS: self.host.step_ns,
             roofline.HOST_SEQUENCE_NS: self.host.sequence_ns,
@@ -285,6 +297,22 @@ class CostModel:
             roofline.REDUCE_LINK_BYTES: message,
             roofline.LINK: self.hardware.link_gb_s * 1e9 if tp > 1 else 0.0,
             roofline.REDUCE_FLOOR_NS: 0.0 if measured else 2 * layers * ALL_REDUCE_NS,
+        }
+
+    def _drafting(self, linear: Linear) -> dict[int, float]:
+        """Give what the formula reads of a draft model."""
+        drafter, model = self.drafter, self.model
+        steps = drafter.steps if drafter else 0
+        layers, rows = (drafter.layers, drafter.rows) if drafter else (0, 0)
+        # A layer's kernels, the projection of features, the head, attention and its smaller kernels, picking a token.
+        kernels = (4 * layers + 2) * linear.start_us * 1e3
+        kernels += layers * (DRAFT_ATTENTION_NS + SMALL_KERNELS_A_LAYER * KERNEL_NS) + DRAFT_PICK_NS
+        return {
+            roofline.DRAFT_STEPS: steps,
+            roofline.DRAFT_PARAMETERS: drafter.parameters(model) if drafter else 0,
+            roofline.DRAFT_ROWS: rows,
+            roofline.DRAFT_START_NS: kernels if drafter else 0,
+            roofline.DRAFT_KV_BYTES: layers * model.layer_kv_bytes("bf16", self.tensor_parallel),
         }
 
     def _packed_curves(self, efficiency: Efficiency) -> NDArray[np.float64]:

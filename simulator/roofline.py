@@ -1,5 +1,6 @@
 """The formula behind `cost.py`: what one launch takes, over plain arrays, so that compiled runs read the same one.
 
+Measured kernel tables stand behind the constants, where there are any.
 A launch is a row of counts (`Work`, in the order of its fields), a cost model a row of constants and a few curves.
 Each part of a launch is a row of `parts`: its bounds and its time in nanoseconds, its operations and compulsory bytes.
 """
@@ -25,10 +26,10 @@ COUNTS: Final = PREFILL_PAIRS + 1
 # Parts of a launch: rows of `parts`, in the order in which a forward runs them; those that are absent stay 0.
 PARTS: Final = (
     "blocks", "experts", "attention", "prefill attention", "activations", "adapter", "head", "sampling", "all-reduce",
+    "drafter",
 )  # fmt: skip
-(BLOCKS, EXPERTS, ATTENTION, PREFILL_ATTENTION, ACTIVATIONS, ADAPTER, HEAD, SAMPLING, ALL_REDUCE) = range(
-    len(PARTS)
-)
+(BLOCKS, EXPERTS, ATTENTION, PREFILL_ATTENTION, ACTIVATIONS, ADAPTER, HEAD, SAMPLING, ALL_REDUCE,
+ DRAFTER) = range(len(PARTS))  # fmt: skip
 # What is known of a part: columns of `parts`. It takes START + max(FLOOR, COMPUTE and MEMORY joined by a power).
 COMPUTE_NS, MEMORY_NS, FLOOR_NS, START_NS, PART_NS, FLOPS, BYTES = range(7)
 COLUMNS: Final = BYTES + 1
@@ -40,8 +41,8 @@ AMOUNTS, SHARES, LATENCY = range(3)
  EXPERT_COUNT, EXPERTS_A_ROW, EXPERT_PARAMETERS, EXPERT_BYTES, EXPERT_START_NS, GEMM_MBU, GEMM_OVERLAP,
  ADAPTER_PARAMETERS, ADAPTER_START_NS, HEAD_PARAMETERS, HEAD_START_NS, PAIR_FLOPS, LAYER_KV_BYTES, KV_REFERENCE_BYTES,
  PAIR_REFERENCE, LAYERS, ATTENTION_FLOOR_NS, ROW_ACTIVATION_BYTES, ACTIVATION_FLOOR_NS, LOGITS_BYTES, SAMPLER_PASSES,
- SAMPLER_NS, ROW_REDUCE_BYTES, REDUCE_LINK_BYTES, LINK, REDUCE_FLOOR_NS, REPLAY_NS, HOST_STEP_NS, HOST_SEQUENCE_NS,
- OVERLAPPED) = range(38)  # fmt: skip
+ SAMPLER_NS, ROW_REDUCE_BYTES, REDUCE_LINK_BYTES, LINK, REDUCE_FLOOR_NS, DRAFT_STEPS, DRAFT_PARAMETERS, DRAFT_ROWS,
+ DRAFT_START_NS, DRAFT_KV_BYTES, REPLAY_NS, HOST_STEP_NS, HOST_SEQUENCE_NS, OVERLAPPED) = range(43)  # fmt: skip
 CONSTANTS: Final = OVERLAPPED + 1
 
 Numbers = NDArray[np.float64]
@@ -171,6 +172,103 @@ def price(work, constants, curves, parts):
         parts[ALL_REDUCE, MEMORY_NS] = NS * (constants[ROW_REDUCE_BYTES] * rows) / reach
         parts[ALL_REDUCE, FLOOR_NS] = constants[REDUCE_FLOOR_NS]
         _close(parts[ALL_REDUCE], 0.0)
+    rounds = work[ROWS] - work[PREFILL_ROWS]
+    if constants[DRAFT_STEPS] and rounds > 0:
+        _drafter(parts[DRAFTER], work, constants, curves)
+
+
+@jit(sources=(__file__,))
+def _drafter(part, work, constants, curves):
+    """Price the forwards of a draft model before a round: each reads its weights, and KV of all context."""
+    steps, parameters = constants[DRAFT_STEPS], constants[DRAFT_PARAMETERS]
+    rows = constants[DRAFT_ROWS] * min(work[REQUESTS], work[ROWS] - work[PREFILL_ROWS])
+    part[FLOPS] = steps * 2.0 * parameters * rows
+    context = work[CONTEXT_TOKENS] - work[PREFILL_CONTEXT]
+    part[BYTES] = steps * (2.0 * parameters + constants[DRAFT_KV_BYTES] * context)
+    part[COMPUTE_NS] = NS * part[FLOPS] / (constants[BF16_PEAK] * share(curves[GEMM_MFU], float(rows)))
+    part[MEMORY_NS] = NS * part[BYTES] / (constants[BANDWIDTH] * constants[GEMM_MBU])
+    part[START_NS] = steps * constants[DRAFT_START_NS]
+    _close(part, constants[GEMM_OVERLAP])
+
+
+@jit(sources=(__file__,))
+def _measured(table, at, amount):
+    """Read a measured curve at `at`: linear between its points, in proportion above the last; give its end too."""
+    count = int(table[at])
+    first, times = at + 1, at + 1 + count
+    end = times + count
+    if amount <= 0:
+        return 0.0, end
+    if amount <= table[first]:
+        return table[times], end
+    last = count - 1
+    if amount >= table[first + last]:
+        return table[times + last] * amount / table[first + last], end
+    right = 1
+    while table[first + right] < amount:
+        right += 1
+    low, high = table[first + right - 1], table[first + right]
+    weight = (amount - low) / (high - low)
+    return table[times + right - 1] * (1.0 - weight) + table[times + right] * weight, end
+
+
+@jit(sources=(__file__,))
+def _between(table, at, amount, places, weights, axis):
+    """Find the two points of an axis around an amount; above the last one weights extrapolate."""
+    count = int(table[at])
+    right = 1
+    while right < count - 1 and table[at + 1 + right] < amount:
+        right += 1
+    low, high = table[at + right], table[at + 1 + right]
+    places[axis] = right - 1
+    weights[axis] = (amount - low) / (high - low)
+    return at + 1 + count
+
+
+@jit(sources=(__file__,))
+def _measured_attention(table, at, chunk, before, decoding, context):
+    """Interpolate one layer's attention: a prefill chunk behind some context, and decoding requests with theirs."""
+    places, weights, sizes = np.zeros(4, np.int64), np.zeros(4), np.zeros(4, np.int64)
+    amounts = np.array([chunk, before, decoding, context], np.float64)
+    for axis in range(4):
+        sizes[axis] = int(table[at])
+        at = _between(table, at, amounts[axis], places, weights, axis)
+    total = 0.0
+    for corner in range(16):
+        share_of, index = 1.0, 0
+        for axis in range(4):
+            upper = (corner >> axis) & 1
+            share_of *= weights[axis] if upper else 1.0 - weights[axis]
+            index = index * sizes[axis] + places[axis] + upper
+        total += share_of * table[at + index]
+    return max(0.0, total)
+
+
+@jit(sources=(__file__,))
+def _tabled(work, constants, parts):
+    """Replace the times of a launch's parts by measured ones; its operations and bytes stay."""
+    parts[BLOCKS, PART_NS], at = _measured(constants, CONSTANTS, work[ROWS])
+    parts[HEAD, PART_NS], at = _measured(constants, at, work[LOGITS_ROWS])
+    parts[SAMPLING, PART_NS], at = _measured(constants, at, work[SAMPLED_ROWS])
+    parts[ACTIVATIONS, PART_NS] = 0.0  # dense times hold them
+    tokens, pairs = float(work[PREFILL_ROWS]), float(work[PREFILL_PAIRS])
+    rows = work[ROWS] - work[PREFILL_ROWS]
+    # A block of several rows reads its context once: it counts as one request that decodes.
+    requests = min(rows, work[REQUESTS])
+    context = (work[CONTEXT_TOKENS] - work[PREFILL_CONTEXT]) / max(1, requests) if rows > 0 else 0.0
+    layers = constants[LAYERS]
+    parts[PREFILL_ATTENTION, PART_NS] = 0.0
+    if tokens * tokens <= 2.0 * pairs or tokens == 0:
+        before = pairs / tokens - tokens / 2.0 if tokens else 0.0
+        both = _measured_attention(constants, at, tokens, before, requests if rows > 0 else 0, context)
+        parts[ATTENTION, PART_NS] = layers * both
+        return
+    # Several prompts: as many equal ones as have these pairs.
+    size = 2.0 * pairs / tokens
+    one = _measured_attention(constants, at, size, 0.0, 0.0, 0.0)
+    parts[PREFILL_ATTENTION, PART_NS] = layers * one * tokens / size
+    if rows > 0:
+        parts[ATTENTION, PART_NS] = layers * _measured_attention(constants, at, 0.0, 0.0, requests, context)
 
 
 @jit(sources=(__file__,))
@@ -190,6 +288,8 @@ def device_ns(work, constants, curves, parts):
     if work[ROWS] <= 0:
         return 0
     price(work, constants, curves, parts)
+    if len(constants) > CONSTANTS:
+        _tabled(work, constants, parts)
     ns = constants[REPLAY_NS]
     for index in range(len(parts)):
         ns += parts[index, PART_NS]
