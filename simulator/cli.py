@@ -10,14 +10,16 @@ import typer
 
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
 from fsm_spec.errors import UserError
+from fsm_spec.simulator import cli_plan
 
 # Options that every run needs, each with a value that works; checked together, so that one sentence names them all.
 EXAMPLES: Final = {"model": "llama-3.1-8b", "hardware": "h100", "arrivals": "closed:8"}
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+    """Add the commands to the command line."""
     app.command("simulate")(simulate)
+    cli_plan.register(app)
 
 
 def simulate(

@@ -98,7 +98,7 @@ def execute(
         values = [run.to_dict(places) for run in runs]
         sys.stdout.write(json.dumps(values[0] if len(values) == 1 else values, indent=1) + "\n")
         return
-    _show(lambda console: _print(console, scenarios, sweep=len(runs) > len(specs), places=places))
+    show(lambda console: _print(console, scenarios, sweep=len(runs) > len(specs), places=places))
 
 
 def _print(
@@ -113,7 +113,7 @@ def _print(
         console.print(f"{name} in {place}", highlight=False, soft_wrap=True)
 
 
-def _show(draw: Callable[[Console], None]) -> None:
+def show(draw: Callable[[Console], None]) -> None:
     """Print on standard output; a file or pipe gets no blanks at the ends of lines."""
     console = Screen()
     if console.is_terminal:
