@@ -76,6 +76,9 @@ def plan(
         float | None,
         typer.Option("--price-per-gpu-hour", help="Adds the price of a million tokens, in this currency."),
     ] = None,
+    policy_out: Annotated[
+        Path | None, typer.Option(help="Write the policy file of the best tiers, for simulate and serve.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="First seed.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each load that is judged.")] = 3,
     precision: Annotated[float, typer.Option(help="Share by which a rate may be too low.")] = 0.03,
@@ -105,6 +108,7 @@ def plan(
             drafter=tuple(drafter or ()),
             vary=tuple(vary or ()),
             price=price,
+            policy_out=policy_out,
             seeds=seeds,
             precision=precision,
             base={

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import yaml
 from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -48,6 +50,7 @@ class Asked:
     drafter: tuple[str, ...]
     vary: tuple[str, ...]
     price: float | None
+    policy_out: Path | None
     seeds: int
     precision: float
     base: dict[str, Any]
@@ -93,6 +96,8 @@ def _check(asked: Asked) -> None:
         raise UserError(f"--vary would have no effect on --goal {asked.goal}; use --set")
     if asked.goal == "tiers" and len(asked.vary) != 1:
         raise UserError("--goal tiers needs one --vary, such as --vary b=4,8,16")
+    if asked.policy_out is not None and (asked.goal != "tiers" or len(asked.specs) > 1):
+        raise UserError("--policy-out holds the tiers of one spec; take --goal tiers and one spec")
     if not 0.001 <= asked.precision <= 1:
         raise UserError(f"--precision {asked.precision:g} lies outside 0.001 to 1; write 0.03")
     if asked.price is not None and not asked.price > 0:
@@ -166,7 +171,53 @@ def _by_users(asked: Asked, workers: Workers, csv: Path | None, parquet: Path | 
         spec: tiers([row for row in rows if row["spec"] == spec], name, "throughput_tok_s_gpu")
         for spec in dict.fromkeys(row["spec"] for row in rows)
     }
-    return {**document, "parameter": name, "tiers": parts}
+    checked = {spec: _checked(asked, spec, name, found, study) for spec, found in parts.items()}
+    if asked.policy_out is not None:
+        _write_policy(asked.policy_out, name, next(iter(parts.values())))
+    return {**document, "parameter": name, "tiers": parts, "with_tiers": checked}
+
+
+def policy_of(name: str, found: Sequence[dict[str, Any]]) -> str:
+    """Write the policy file of tiers that were found; the last one holds for any larger number."""
+    steps = [{"to": tier["up_to"], "value": tier[name]} for tier in found[:-1]]
+    steps.append({"value": found[-1][name]})
+    tier = {"param": name, "steps": steps, "check": [{"value": 2}]}
+    return yaml.safe_dump({"policy": "planned", "admit": "holdback", "tier": tier}, sort_keys=False)
+
+
+def _write_policy(path: Path, name: str, found: Sequence[dict[str, Any]]) -> None:
+    """Write the policy file; raises UserError where that cannot be."""
+    try:
+        path.write_text(policy_of(name, found), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); give another place with --policy-out"
+        ) from error
+
+
+def _checked(
+    asked: Asked, spec: str, name: str, found: Sequence[dict[str, Any]], study: Study
+) -> dict[int, float | str]:
+    """Run the policy of the tiers at every number of users; give its speed, or why it cannot run."""
+    if len(found) < 2:
+        return {}
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "planned.yaml"
+        path.write_text(policy_of(name, found), encoding="utf-8")
+        chosen = {
+            values["arrivals"]: scenario
+            for values, scenario in study.points
+            if values["spec"] == spec and scenario.hardware == asked.hardware[0]
+        }
+        points = []
+        for scenario in chosen.values():
+            params = {key: value for key, value in scenario.params.items() if key != name}
+            points.append(scenario.model_copy(update={"policy": str(path), "params": params}))
+        results = Workers(1).run(points)
+    return {
+        int(arrivals.removeprefix("closed:")): result["error"] or result["throughput_tok_s_gpu"]
+        for arrivals, result in zip(chosen, results, strict=True)
+    }
 
 
 def _complete(row: Result, price: float | None) -> None:
@@ -249,7 +300,7 @@ def _print(console: Console, asked: Asked, document: dict[str, Any]) -> None:
         console.print(_front(document["front"], priced=asked.price is not None))
     else:
         for spec, found in document["tiers"].items():
-            console.print(_tiers(spec, document["parameter"], found))
+            console.print(_tiers(spec, document["parameter"], found, document["with_tiers"][spec]))
     failed = len(document["failed"])
     if failed:
         console.print(
@@ -321,16 +372,18 @@ def _place(row: dict[str, Any]) -> str:
     )
 
 
-def _tiers(spec: str, name: str, found: Sequence[dict[str, Any]]) -> Table:
+def _tiers(spec: str, name: str, found: Sequence[dict[str, Any]], checked: dict[int, float | str]) -> Table:
     """Return the tiers of one spec, with what each fixed value would give."""
     values = sorted({value for tier in found for at in tier["at"].values() for value in at["of"]})
     table = Table(title=f"{spec}: best {name} by users", title_justify="left")
-    for column in ("users", f"best {name}", *(f"{name}={value}" for value in values)):
+    for column in ("users", f"best {name}", *(f"{name}={value}" for value in values), "tiers"):
         table.add_column(column, justify="right")
     for tier in found:
         for users, at in tier["at"].items():
             cells = [short(at["of"][value]) if value in at["of"] else "-" for value in values]
+            tiered = checked.get(users, "-")
+            cells.append(tiered if isinstance(tiered, str) else short(tiered))
             table.add_row(str(users), str(tier[name]), *cells)
     limits = ", ".join(f"{tier[name]} up to {tier['up_to']}" for tier in found)
-    table.caption = f"tok/s a GPU; tiers: {limits}"
+    table.caption = f"tok/s a GPU; tiers: {limits}; the last column is their policy, simulated"
     return table
