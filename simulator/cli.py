@@ -130,12 +130,30 @@ def simulate(
     parquet: Annotated[
         Path | None, typer.Option(help="Write a row a request to this folder, a Parquet file a run.")
     ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write the requests of one run for the Perfetto viewer.")
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(help="A limit for goodput, such as ttft_p95=500ms; may be repeated."),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option("--price-per-gpu-hour", help="Adds the price of a million tokens, in this currency."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Run so many seeds, and give 95 % intervals over them.")
+    ] = 1,
+    warm_up: Annotated[
+        float, typer.Option(help="Leave out requests that arrived in the first seconds.")
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Simulate decode algorithms on a model, a machine and a workload: throughput, latency, KV and preemptions."""
     if model is None or hardware is None or arrivals is None:
         raise _missing({"model": model, "hardware": hardware, "arrivals": arrivals})
-    from fsm_spec.simulator.command import execute
+    from fsm_spec.simulator.command import Wanted, execute
+    from fsm_spec.simulator.slo import parse_slos
 
     base = {
         "params": settings_of(settings),
@@ -163,7 +181,8 @@ def simulate(
         "page_size": page_size,
         "seed": seed,
     }
-    execute(specs, arrivals, base, trace=trace, page=report_, rows=parquet, as_json=as_json)
+    wanted = Wanted(trace, report_, perfetto, parquet, parse_slos(slo or ()), price, seeds, warm_up)
+    execute(specs, arrivals, base, wanted=wanted, as_json=as_json)
 
 
 def _missing(given: Mapping[str, str | None]) -> UserError:
