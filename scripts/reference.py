@@ -13,7 +13,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -29,7 +29,7 @@ from fsm_spec.expression import Const, Name, to_text
 from fsm_spec.findings import SpecFindings
 from fsm_spec.load import loads
 from fsm_spec.operators import OPERATORS, Operator, Output
-from fsm_spec.simulator.hardware import DEFAULT_CURVES, Hardware, hardware_names, load_hardware
+from fsm_spec.simulator.hardware import LINEAR_FIELDS, Hardware, Linear, hardware_names, load_hardware
 from fsm_spec.simulator.model import load_model, model_names
 
 PROJECT: Final = Path(__file__).resolve().parent.parent
@@ -241,9 +241,12 @@ def catalogue() -> str:
         "[Simulating](../guides/simulate.md) says how these numbers are used and what they are worth.\n",
         "## Accelerators\n\nDense peaks; 0 stands for units that are not there.\n",
         table(head, peaks),
-        "## Shares of the peaks that kernels reach\n",
+        "## What kernels reach\n",
+        f"{Linear.__doc__}\n" if Linear.__doc__ else "",
         "Between two points a share is a power law; above the last it stays.\n",
-        *(_curves(field, hardware) for field in DEFAULT_CURVES),
+        *(_linear(field, hardware) for field in LINEAR_FIELDS.values()),
+        *(_curves(field, hardware) for field in ("decode_attention_mbu", "prefill_attention_mfu")),
+        _reductions(hardware),
         "## Sources\n",
         *(_sources(each) for each in hardware),
         "## Models\n",
@@ -251,11 +254,35 @@ def catalogue() -> str:
     )
 
 
-def _curves(field: str, hardware: list[Hardware]) -> str:
+def _points(points: Sequence[tuple[float, float]]) -> str:
+    """Write the points of a curve."""
+    return ", ".join(f"{x:g}: {y:g}" for x, y in points)
+
+
+def _linear(field: str, hardware: list[Hardware]) -> str:
+    """List the kernels of linear layers of all accelerators."""
     rows = []
     for each in hardware:
-        points = ", ".join(f"{amount:g}: {share:g}" for amount, share in getattr(each, field))
-        rows.append([f"`{each.name}`", points])
+        kernels = getattr(each, field)
+        numbers = (f"{kernels.start_us:g}", f"{kernels.mbu:g}", f"{kernels.overlap:g}")
+        rows.append([f"`{each.name}`", *numbers, _points(kernels.mfu)])
+    head = ["name", "start_us", "mbu", "overlap", "mfu by rows"]
+    return f"### {field}\n\n{Hardware.model_fields[field].description}\n\n{table(head, rows)}"
+
+
+def _reductions(hardware: list[Hardware]) -> str:
+    """List the measured all-reduces."""
+    rows = [
+        [f"`{each.name}`", str(count), _points(points)]
+        for each in hardware
+        for count, points in each.all_reduce_us.items()
+    ]
+    about = Hardware.model_fields["all_reduce_us"].description
+    return f"### all_reduce_us\n\n{about}\n\n{table(['name', 'accelerators', 'us by bytes'], rows)}"
+
+
+def _curves(field: str, hardware: list[Hardware]) -> str:
+    rows = [[f"`{each.name}`", _points(getattr(each, field))] for each in hardware]
     return f"### {field}\n\n{Hardware.model_fields[field].description}\n\n{table(['name', 'points'], rows)}"
 
 

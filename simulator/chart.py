@@ -189,3 +189,84 @@ def range_chart(rows: Sequence[tuple[str, dict[str, float]]], unit: str) -> str:
                 f"<title>{escape(label)}, {escape(name)}: {value:.4g} {escape(unit)}</title></circle>"
             )
     return f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'
+
+
+@dataclass(frozen=True)
+class Line:
+    """One series of a chart over numbers: its name, its style class, and its points in order."""
+
+    name: str
+    style: str
+    points: Sequence[tuple[float, float]]
+
+
+def load_chart(lines: Sequence[Line], unit_x: str, unit_y: str, *, mark: float | None = None) -> str:
+    """Return a chart of lines over a logarithmic axis of loads; `mark` draws a level across it."""
+    places = sorted({x for line in lines for x, _ in line.points})
+    values = [y for line in lines for _, y in line.points]
+    if not places:
+        return '<p class="note">Nothing happened.</p>'
+    marks = ticks(max(*values, mark or 0.0))
+    low, high = math.log(places[0]), math.log(places[-1])
+    span = (high - low) or 1.0
+
+    def x(place: float) -> float:
+        return LEFT + 8 + (PLOT_WIDTH - 16) * (math.log(place) - low) / span
+
+    def y(value: float) -> float:
+        return TOP + PLOT_HEIGHT * (1 - value / marks[-1])
+
+    parts = []
+    for value in marks:
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+        )
+        parts.append(
+            f'<text class="tick" text-anchor="end" x="{LEFT - 8}" y="{y(value) + 4:.1f}">{short(value)}</text>'
+        )
+    parts.extend(
+        f'<text class="tick" text-anchor="middle" x="{x(place):.1f}" y="{HEIGHT - 14}">{short(place)}</text>'
+        for place in places
+    )
+    parts.append(
+        f'<text class="tick" text-anchor="end" x="{WIDTH - RIGHT}" y="{TOP - 3}">{escape(unit_y)}</text>'
+    )
+    parts.append(
+        f'<text class="tick" text-anchor="end" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}">{escape(unit_x)}</text>'
+    )
+    if mark is not None:
+        parts.append(
+            f'<line class="ceiling" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(mark):.1f}" y2="{y(mark):.1f}"/>'
+        )
+    for line in lines:
+        path = "L".join(f"{x(place):.1f},{y(value):.1f}" for place, value in line.points)
+        parts.append(f'<path class="line {line.style}" d="M{path}"/>')
+        for place, value in line.points:
+            title = f"{line.name}, {short(place)} {unit_x}: {value:.4g} {unit_y}"
+            parts.append(
+                f'<circle class="dot {line.style}" cx="{x(place):.1f}" cy="{y(value):.1f}" r="3.5">'
+                f"<title>{escape(title)}</title></circle>"
+            )
+    legend = "".join(f'<span><i class="swatch {line.style}"></i>{escape(line.name)}</span>' for line in lines)
+    return (
+        f'<div class="legend">{legend}</div><svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def share_bar(shares: Sequence[tuple[str, str, float]]) -> str:
+    """Return one bar cut into shares of 1, each (name, style, share), with a legend that says them in percent."""
+    left, cuts = 0.0, []
+    for name, style, share in shares:
+        cuts.append(
+            f'<rect class="cut {style}" x="{left * WIDTH:.1f}" y="0" width="{max(0.0, share) * WIDTH:.1f}" height="22">'
+            f"<title>{escape(name)}: {100 * share:.1f} %</title></rect>"
+        )
+        left += share
+    keys = "".join(
+        f'<span><i class="swatch {style}"></i>{escape(name)} {100 * share:.0f} %</span>'
+        for name, style, share in shares
+        if share >= 0.005
+    )
+    bar = f'<svg class="chart" viewBox="0 0 {WIDTH} 22" role="img">{"".join(cuts)}</svg>'
+    return f'{bar}<div class="legend">{keys}</div>'

@@ -10,14 +10,16 @@ import typer
 
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
 from fsm_spec.errors import UserError
+from fsm_spec.simulator import cli_plan
 
 # Options that every run needs, each with a value that works; checked together, so that one sentence names them all.
 EXAMPLES: Final = {"model": "llama-3.1-8b", "hardware": "h100", "arrivals": "closed:8"}
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+    """Add the commands to the command line."""
     app.command("simulate")(simulate)
+    cli_plan.register(app)
 
 
 def simulate(
@@ -32,23 +34,46 @@ def simulate(
     arrivals: Annotated[
         str | None,
         typer.Option(
-            help="poisson:RATE, constant:RATE, closed:CONCURRENCY (or a list: closed:1,4,16) or trace:FILE;"
-            " required."
+            help="poisson:RATE, gamma:RATE:cv=CV, weibull:RATE:cv=CV, constant:RATE, closed:CONCURRENCY[:ramp=SECONDS]"
+            " (or a list: closed:1,4,16), ramp:FROM:TO:SECONDS, burst:RATE:PEAK:EVERY:SECONDS or"
+            " trace:FILE[:speed=X][:sample=X]; required."
         ),
     ] = None,
     input_: Annotated[
         str | None,
-        typer.Option("--input", help="Prompt tokens: a number, uniform:LOW:HIGH or lognormal:MEAN:CV."),
+        typer.Option(
+            "--input",
+            help="Prompt tokens: a number, uniform:LOW:HIGH, lognormal:MEAN:CV, gamma:MEAN:CV, choice:128,512 or"
+            " file:FILE.",
+        ),
     ] = None,
     output: Annotated[str | None, typer.Option(help="Output tokens, as --input.")] = None,
     requests: Annotated[
         int | None, typer.Option(help="Requests to simulate; else a closed loop takes 4 a user, a trace all.")
+    ] = None,
+    shared_prefix: Annotated[
+        str | None,
+        typer.Option(help="GROUPS:TOKENS: every prompt begins with one of so many texts of so many tokens."),
+    ] = None,
+    turns: Annotated[
+        str | None,
+        typer.Option(
+            help="TURNS:THINK: arrivals are sessions of so many turns; each repeats the text before it and arrives"
+            " about THINK seconds after the turn before it."
+        ),
     ] = None,
     accept: Annotated[
         str | None,
         typer.Option(
             help="Chance that each draft is accepted given all before: 0.8,0.7,0.6 or geometric:0.7; "
             "or unconditional:0.8,0.56,0.3."
+        ),
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="LAYERS:STEPS[:ROWS[:VOCABULARY]]: a draft model of so many layers of the target's shape runs so many"
+            " times before each round."
         ),
     ] = None,
     lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,
@@ -65,12 +90,34 @@ def simulate(
     ] = "holdback",
     max_running: Annotated[int | None, typer.Option(help="Requests that run at once, at most.")] = None,
     pages: Annotated[
-        int | None, typer.Option(help="KV pages, where the number is known; else from memory.")
+        int | None,
+        typer.Option(
+            "--pages", "--blocks", help="KV pages (blocks), where the number is known; else from memory."
+        ),
     ] = None,
     page_size: Annotated[int, typer.Option(help="Token slots a page.")] = 64,
-    dtype: Annotated[str, typer.Option(help="Format of the weights: bf16, fp8 or int4.")] = "bf16",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Format of the weights: bf16, fp8 (static scales), fp8-block, fp8-dynamic or int4."
+        ),
+    ] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help="Format of the KV cache: bf16 or fp8.")] = "bf16",
     tp: Annotated[int, typer.Option("--tp", min=1, help="Accelerators that share the model.")] = 1,
+    host: Annotated[
+        str,
+        typer.Option(help="overlapped: the host's share hides behind the device; serial: it adds to it."),
+    ] = "overlapped",
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            help="Common prefix of measured kernel tables (LLMServingSim's form), in place of curves."
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="YAML file with numbers of this machine that replace those of the catalogue."),
+    ] = None,
     adapter_rank: Annotated[
         int | None, typer.Option(help="Rank of the draft adapter; 128 if the spec has one.")
     ] = None,
@@ -83,12 +130,30 @@ def simulate(
     parquet: Annotated[
         Path | None, typer.Option(help="Write a row a request to this folder, a Parquet file a run.")
     ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write the requests of one run for the Perfetto viewer.")
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(help="A limit for goodput, such as ttft_p95=500ms; may be repeated."),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option("--price-per-gpu-hour", help="Adds the price of a million tokens, in this currency."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Run so many seeds, and give 95 % intervals over them.")
+    ] = 1,
+    warm_up: Annotated[
+        float, typer.Option(help="Leave out requests that arrived in the first seconds.")
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Simulate decode algorithms on a model, a machine and a workload: throughput, latency, KV and preemptions."""
     if model is None or hardware is None or arrivals is None:
         raise _missing({"model": model, "hardware": hardware, "arrivals": arrivals})
-    from fsm_spec.simulator.command import execute
+    from fsm_spec.simulator.command import Wanted, execute
+    from fsm_spec.simulator.slo import parse_slos
 
     base = {
         "params": settings_of(settings),
@@ -97,11 +162,17 @@ def simulate(
         "dtype": dtype,
         "kv_dtype": kv_dtype,
         "tensor_parallel": tp,
+        "host": host,
+        "kernels": kernels,
+        "profile": profile,
         "adapter_rank": adapter_rank,
         "input": input_,
         "output": output,
         "requests": requests,
+        "shared_prefix": shared_prefix,
+        "turns": turns,
         "accept": accept,
+        "drafter": drafter,
         "lookup": lookup,
         "unmask": unmask,
         "policy": policy,
@@ -110,7 +181,8 @@ def simulate(
         "page_size": page_size,
         "seed": seed,
     }
-    execute(specs, arrivals, base, trace=trace, page=report_, rows=parquet, as_json=as_json)
+    wanted = Wanted(trace, report_, perfetto, parquet, parse_slos(slo or ()), price, seeds, warm_up)
+    execute(specs, arrivals, base, wanted=wanted, as_json=as_json)
 
 
 def _missing(given: Mapping[str, str | None]) -> UserError:

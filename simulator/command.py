@@ -20,16 +20,56 @@ from fsm_spec.drawing import svg
 from fsm_spec.errors import UserError
 from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
+from fsm_spec.simulator.bill import Bill, bill, without_warm_up
 from fsm_spec.simulator.metrics import RequestLog
 from fsm_spec.simulator.page import write_page
+from fsm_spec.simulator.perfetto import write_perfetto
 from fsm_spec.simulator.scenario import Prepared, prepare
+from fsm_spec.simulator.search import interval
 from fsm_spec.simulator.simulation import Results
 from fsm_spec.simulator.sketch import ACCURACY
+from fsm_spec.simulator.slo import Slo
 from fsm_spec.simulator.sweep import compare, sweep_arrivals, sweep_table
 from fsm_spec.simulator.timeline import Timeline
+from fsm_spec.simulator.workers import Workers
 from fsm_spec.trace import TraceWriter, header
 
 MIB = 2**20
+# Results that get an interval over seeds.
+CONFIDENT = ("throughput_tok_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95", "e2e_ms_p50")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Hold what is wanted of the runs beside their results: files, limits, a price, more seeds, a warm-up."""
+
+    trace: Path | None = None
+    page: Path | None = None
+    perfetto: Path | None = None
+    rows: Path | None = None
+    slos: tuple[Slo, ...] = ()
+    price: float | None = None
+    seeds: int = 1
+    warm_up_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing."""
+        if self.price is not None and not self.price > 0:
+            raise UserError(
+                f"--price-per-gpu-hour {self.price:g} is no price above 0; leave it out or mend it"
+            )
+        if not self.warm_up_s >= 0:
+            raise UserError(f"--warm-up {self.warm_up_s:g} is negative; give seconds")
+
+    def places(self) -> dict[str, str]:
+        """Return where files are."""
+        files = {
+            "trace": self.trace,
+            "report": self.page,
+            "perfetto": self.perfetto,
+            "parquet": self.rows,
+        }
+        return {name: str(path) for name, path in files.items() if path is not None}
 
 
 @dataclass(frozen=True)
@@ -40,6 +80,8 @@ class Run:
     results: Results
     loop_seconds: float
     compile_seconds: float
+    bill: Bill
+    confidence: dict[str, tuple[float, float, float]]
 
     def to_dict(self, places: dict[str, str]) -> dict[str, Any]:
         """Give the result as JSON values; all that may vary between two runs of one seed stands under `run`."""
@@ -55,6 +97,8 @@ class Run:
             "launches": results.launches,
             "recomputed_slots": results.recomputed_slots,
             "usage": results.usage.to_dict(),
+            "bill": self.bill.to_dict(),
+            "confidence": {name: [round(end, 6) for end in ends] for name, ends in self.confidence.items()},
             "verdicts": list(results.verdicts),
             "over_time": over_time(results.timeline),
             "run": {
@@ -74,9 +118,7 @@ def execute(
     arrivals: str,
     base: Mapping[str, Any],
     *,
-    trace: Path | None,
-    page: Path | None,
-    rows: Path | None,
+    wanted: Wanted,
     as_json: bool,
 ) -> None:
     """Simulate every spec under every concurrency, and print and write the results; raises UserError.
@@ -84,21 +126,23 @@ def execute(
     `base` holds the fields of `Scenario` that all share.
     """
     prepared = [prepare(scenario) for scenario in compare(specs, sweep_arrivals(arrivals), base)]
-    if trace is not None and len(prepared) > 1:
-        raise UserError(
-            f"--trace holds one run, and {len(prepared)} are asked for; give one spec and one concurrency"
-        )
-    runs = _run_all(prepared, trace, rows)
-    written = (("trace", trace), ("report", page), ("parquet", rows))
-    places = {name: str(path) for name, path in written if path is not None}
-    scenarios = [_reported(run) for run in runs]
-    if page is not None:
-        write_page(page, scenarios)
+    for option, path in (("--trace", wanted.trace), ("--perfetto", wanted.perfetto)):
+        if path is not None and len(prepared) > 1:
+            raise UserError(
+                f"{option} holds one run, and {len(prepared)} are asked for; give one spec and one concurrency"
+            )
+    runs = _run_all(prepared, wanted)
+    scenarios = [_reported(run, wanted) for run in runs]
+    if wanted.page is not None:
+        write_page(wanted.page, scenarios)
+    if wanted.perfetto is not None:
+        write_perfetto(wanted.perfetto, runs[0].results, runs[0].prepared.table.name)
+    places = wanted.places()
     if as_json:
         values = [run.to_dict(places) for run in runs]
         sys.stdout.write(json.dumps(values[0] if len(values) == 1 else values, indent=1) + "\n")
         return
-    _show(lambda console: _print(console, scenarios, sweep=len(runs) > len(specs), places=places))
+    show(lambda console: _print(console, scenarios, sweep=len(runs) > len(specs), places=places))
 
 
 def _print(
@@ -113,7 +157,7 @@ def _print(
         console.print(f"{name} in {place}", highlight=False, soft_wrap=True)
 
 
-def _show(draw: Callable[[Console], None]) -> None:
+def show(draw: Callable[[Console], None]) -> None:
     """Print on standard output; a file or pipe gets no blanks at the ends of lines."""
     console = Screen()
     if console.is_terminal:
@@ -145,7 +189,7 @@ def _advance(bar: Progress, task: TaskID, finished: int) -> None:
     bar.update(task, completed=finished)
 
 
-def _run_all(prepared: Sequence[Prepared], trace: Path | None, rows: Path | None) -> list[Run]:
+def _run_all(prepared: Sequence[Prepared], wanted: Wanted) -> list[Run]:
     """Run the scenarios one after the other, with a progress bar on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     runs = []
@@ -154,14 +198,33 @@ def _run_all(prepared: Sequence[Prepared], trace: Path | None, rows: Path | None
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         for each in prepared:
             task = bar.add_task(f"{each.table.name} {each.scenario.arrivals}", total=len(each.requests))
-            with _writer(each, trace) as writer, _rows(each, rows, taken) as take:
+            with _writer(each, wanted.trace) as writer, _rows(each, wanted.rows, taken) as take:
                 start = time.perf_counter()
                 simulation = each.simulation(trace=writer)
                 simulation.compile()
                 compiled = time.perf_counter()
                 results = simulation.run(partial(_advance, bar, task), take)
-                runs.append(Run(each, results, time.perf_counter() - compiled, compiled - start))
+                seconds = time.perf_counter() - compiled, compiled - start
+            if wanted.warm_up_s:
+                results = without_warm_up(results, wanted.warm_up_s)
+            found = bill(results, each.cost, wanted.slos, wanted.price)
+            runs.append(Run(each, results, *seconds, found, _confidence(each, wanted)))
     return runs
+
+
+def _confidence(prepared: Prepared, wanted: Wanted) -> dict[str, tuple[float, float, float]]:
+    """Give mean and 95 % interval of the main results over seeds, all cores at work; nothing for one seed."""
+    if wanted.seeds == 1:
+        return {}
+    scenario = prepared.scenario
+    workers = Workers()
+    try:
+        points = [scenario.model_copy(update={"seed": scenario.seed + more}) for more in range(wanted.seeds)]
+        found = [each for each in workers.run(points, wanted.slos) if not each["error"]]
+    finally:
+        workers.close()
+    names = (*CONFIDENT, *(slo.name for slo in wanted.slos))
+    return {name: interval([each[name] for each in found]) for name in names} if found else {}
 
 
 @contextmanager
@@ -198,14 +261,22 @@ def _writer(prepared: Prepared, path: Path | None) -> Iterator[TraceWriter | Non
         yield TraceWriter(file, head)
 
 
-def _reported(run: Run) -> report.Scenario:
+def _reported(run: Run, wanted: Wanted) -> report.Scenario:
     """Give what the report shows of a run."""
     prepared, results = run.prepared, run.results
+    notes = [*results.verdicts]
+    if wanted.warm_up_s:
+        notes.append(
+            f"latencies and throughput leave out requests that arrived in the first {wanted.warm_up_s:g} s"
+        )
+    for name, (mean, low, high) in run.confidence.items():
+        notes.append(f"{name} over {wanted.seeds} seeds: {mean:.5g}, 95 % interval {low:.5g} to {high:.5g}")
     return report.Scenario(
         prepared.table.name,
         prepared.settings(),
         results.summary,
         results.timeline,
         svg(prepared.table),
-        results.verdicts,
+        tuple(notes),
+        run.bill,
     )

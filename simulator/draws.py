@@ -15,6 +15,7 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 ACCEPTANCE = 1  # purposes: numbers drawn for two purposes are never shared
 DRAFT_COUNT = 2
 UNMASKING = 3
+SAMPLE = 4
 
 
 def mix(words: Any) -> Any:  # noqa: ANN401 - uint64, an array or (compiled) one number

@@ -1,10 +1,11 @@
-"""KV pages from accelerator memory: what is left after weights, adapter and activations."""
+"""KV pages from accelerator memory: what is left after weights, adapter, draft model and activations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from fsm_spec.errors import UserError
+from fsm_spec.simulator.drafter import Drafter
 from fsm_spec.simulator.hardware import Hardware
 from fsm_spec.simulator.model import KV_BYTES, WEIGHT_BYTES, ModelShape, dtype_name
 
@@ -43,6 +44,7 @@ class MemoryOptions:
     reserve_gib: float = DEFAULT_RESERVE_GIB
     pages: int | None = None
     adapter_rank: int = 0
+    drafter: Drafter | None = None
 
     def __post_init__(self) -> None:
         """Refuse values outside their ranges."""
@@ -77,11 +79,16 @@ def plan_memory(
     options = options or MemoryOptions()
     dtype = dtype_name(dtype, WEIGHT_BYTES)
     kv_dtype = dtype_name(kv_dtype, KV_BYTES, "--kv-dtype")
-    # KV heads that do not divide are copied, so that every accelerator holds at least one.
-    heads = -(-model.num_key_value_heads // tensor_parallel)
-    page_bytes = options.page_size * model.num_hidden_layers * 2 * heads * model.head_dim * KV_BYTES[kv_dtype]
-    adapter = model.adapter_parameters(options.adapter_rank) * 2
-    weights = -(-(model.weight_bytes(dtype) + adapter) // tensor_parallel)
+    slot_bytes = model.num_hidden_layers * model.layer_kv_bytes(kv_dtype, tensor_parallel) // tensor_parallel
+    beside = model.adapter_parameters(options.adapter_rank) * 2
+    if options.drafter is not None:
+        beside += options.drafter.weight_bytes(model)
+        # Its layers keep keys and values of the same tokens.
+        slot_bytes += (
+            options.drafter.layers * model.layer_kv_bytes("bf16", tensor_parallel) // tensor_parallel
+        )
+    page_bytes = options.page_size * slot_bytes
+    weights = -(-(model.weight_bytes(dtype) + beside) // tensor_parallel)
     nccl = NCCL_BYTES if tensor_parallel > 1 else 0
     budget = int(hardware.hbm_bytes * options.utilisation) - int(options.reserve_gib * GIB) - nccl
     what = f"{model.name} in {dtype}"

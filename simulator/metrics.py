@@ -157,8 +157,8 @@ class KvUse:
 class Usage:
     """Say what the accelerator was busy with, and in which states requests spent their time.
 
-    `parts` is float64 [parts, 5], a row a part of `roofline.PARTS`: nanoseconds bound by compute, by memory and by the
-    shortest kernel, operations, and compulsory bytes. `dwell_ns` sums over requests, by state.
+    `parts` is float64 [parts, COLUMNS], a row a part of `roofline.PARTS`: nanoseconds bound by compute, by memory and
+    by starts and shortest kernels, operations, and compulsory bytes. `dwell_ns` sums over requests, by state.
     """
 
     busy_ns: int

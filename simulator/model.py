@@ -13,7 +13,15 @@ from fsm_spec.errors import UserError
 from fsm_spec.simulator import catalogue
 
 # Bytes of one weight. int4: groups of 128 weights share one 16-bit scale, as GPTQ and AWQ checkpoints do.
-WEIGHT_BYTES = {"float32": 4.0, "bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
+# fp8 has static scales; fp8-block one for each 128 x 128 weights; fp8-dynamic finds those of activations at run time.
+WEIGHT_BYTES = {
+    "float32": 4.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8-block": 1.0,
+    "fp8-dynamic": 1.0,
+    "int4": 0.5 + 2 / 128,
+}
 # Bytes of one number in the KV cache.
 KV_BYTES = {"float32": 4, "bf16": 2, "fp8": 1}
 DTYPE_NAMES = {
@@ -25,10 +33,12 @@ DTYPE_NAMES = {
 
 # Families whose queries and keys are normalised by head (a weight of the head's size each), by their
 # `model_type`.
-QUERY_KEY_NORM_TYPES = frozenset({"qwen3"})
+QUERY_KEY_NORM_TYPES = frozenset({"qwen3", "qwen3_moe"})
 # Families whose query, key and value projections have a bias although config.json does not say so.
 QKV_BIAS_TYPES = frozenset({"qwen2"})
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Families of mixtures whose experts are gated MLPs in every layer, with grouped-query attention.
+EXPERT_TYPES = frozenset({"mixtral", "qwen3_moe"})
 
 
 def dtype_name(text: str, known: dict[str, Any], option: str = "--dtype") -> str:
@@ -40,7 +50,7 @@ def dtype_name(text: str, known: dict[str, Any], option: str = "--dtype") -> str
 
 
 class ModelShape(BaseModel):
-    """Describe a dense transformer with gated MLP and grouped KV heads, by the fields of its config.json."""
+    """Describe a transformer with gated MLPs, or experts that are ones, and grouped KV heads, by its config.json."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -58,6 +68,9 @@ class ModelShape(BaseModel):
     attention_bias: bool = False
     mlp_bias: bool = False
     max_position_embeddings: int = Field(default=0, ge=0, description="context length; 0 where unknown")
+    experts: int = Field(default=0, ge=0, description="experts a layer; 0: a dense model")
+    experts_a_row: int = Field(default=0, ge=0, description="experts that each token chooses")
+    expert_width: int = Field(default=0, ge=0, description="inner size of one expert")
 
     @model_validator(mode="before")
     @classmethod
@@ -68,6 +81,13 @@ class ModelShape(BaseModel):
         done.setdefault("num_key_value_heads", heads)
         if isinstance(heads, int) and heads > 0 and isinstance(done.get("hidden_size"), int):
             done.setdefault("head_dim", done["hidden_size"] // heads)
+        experts = next((done[field] for field in EXPERT_FIELDS if done.get(field) not in (None, 0, 1)), 0)
+        if experts:
+            done.setdefault("experts", experts)
+            done.setdefault("experts_a_row", done.get("num_experts_per_tok", 0))
+            done.setdefault(
+                "expert_width", done.get("moe_intermediate_size") or done.get("intermediate_size", 0)
+            )
         return done
 
     @property
@@ -77,18 +97,13 @@ class ModelShape(BaseModel):
 
     @cached_property
     def projections(self) -> tuple[tuple[int, int], ...]:
-        """Return (inputs, outputs) of the linear layers of one block: q, k, v, o, gate, up, down."""
+        """Return (inputs, outputs) of one block's linear layers: q, k, v, o, then gate, up, down or the router."""
         hidden, inner = self.hidden_size, self.intermediate_size
         query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        return (
-            (hidden, query),
-            (hidden, key),
-            (hidden, key),
-            (query, hidden),
-            (hidden, inner),
-            (hidden, inner),
-            (inner, hidden),
-        )
+        attention = (hidden, query), (hidden, key), (hidden, key), (query, hidden)
+        if self.experts:
+            return (*attention, (hidden, self.experts))
+        return (*attention, (hidden, inner), (hidden, inner), (inner, hidden))
 
     @cached_property
     def layer_gemm_parameters(self) -> int:
@@ -112,6 +127,39 @@ class ModelShape(BaseModel):
         """Return the weights of all blocks' linear layers."""
         return self.num_hidden_layers * self.layer_gemm_parameters
 
+    @property
+    def block_parameters(self) -> int:
+        """Return the weights of all blocks' linear layers and experts."""
+        return self.gemm_parameters + self.experts * self.expert_parameters
+
+    @property
+    def linear_kernels(self) -> int:
+        """Return the kernels of a forward's linear layers: query, key and value are fused, as are gate and up."""
+        return self.num_hidden_layers * (2 if self.experts else 4)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Return the weights of one expert, summed over all layers."""
+        return self.num_hidden_layers * 3 * self.hidden_size * self.expert_width if self.experts else 0
+
+    @property
+    def expert_layers(self) -> int:
+        """Return the layers that have experts."""
+        return self.num_hidden_layers if self.experts else 0
+
+    @property
+    def row_activation_bytes(self) -> float:
+        """Return the bytes that one row's norms, rotary embedding and activations read and write, 16 bits each."""
+        heads = (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
+        inner = self.experts_a_row * self.expert_width if self.experts else self.intermediate_size
+        return 2.0 * (4 * self.hidden_size + 2 * heads + 3 * inner) * self.num_hidden_layers
+
+    @property
+    def row_linear_inputs(self) -> int:
+        """Return the numbers of one row that all fused linear layers of dense blocks read."""
+        query = self.num_attention_heads * self.head_dim
+        return (2 * self.hidden_size + query + self.intermediate_size) * self.num_hidden_layers
+
     @cached_property
     def head_parameters(self) -> int:
         """Return the weights of the output head, which may be the embedding again."""
@@ -123,7 +171,7 @@ class ModelShape(BaseModel):
         tables = self.head_parameters * (1 if self.tie_word_embeddings else 2)
         return (
             tables
-            + self.gemm_parameters
+            + self.block_parameters
             + self.num_hidden_layers * self.layer_small_parameters
             + self.hidden_size
         )
@@ -131,16 +179,20 @@ class ModelShape(BaseModel):
     def weight_bytes(self, dtype: str) -> int:
         """Return the bytes of all weights; below 16 bits only the blocks' linear layers shrink."""
         per_weight = WEIGHT_BYTES[dtype]
-        rest = self.parameters - self.gemm_parameters
-        return int(self.gemm_parameters * per_weight + rest * max(2.0, per_weight))
+        rest = self.parameters - self.block_parameters
+        return int(self.block_parameters * per_weight + rest * max(2.0, per_weight))
 
     def kv_bytes(self, dtype: str = "bf16") -> int:
         """Return the bytes of one token's keys and values in all layers."""
         return self.num_hidden_layers * self.layer_kv_bytes(dtype)
 
-    def layer_kv_bytes(self, dtype: str = "bf16") -> int:
-        """Return the bytes of one token's keys and values in one layer."""
-        return 2 * self.num_key_value_heads * self.head_dim * KV_BYTES[dtype]
+    def layer_kv_bytes(self, dtype: str = "bf16", tensor_parallel: int = 1) -> int:
+        """Return the bytes of one token's keys and values in one layer, on all accelerators together.
+
+        KV heads that do not divide are copied, so that every accelerator holds at least one.
+        """
+        heads = tensor_parallel * -(-self.num_key_value_heads // tensor_parallel)
+        return 2 * heads * self.head_dim * KV_BYTES[dtype]
 
     def adapter_parameters(self, rank: int) -> int:
         """Return the weights of a low-rank adapter on all linear layers (LoRA, arXiv 2106.09685)."""
@@ -203,10 +255,10 @@ def _read(path: Path, name: str) -> ModelShape:
 def _shape(config: dict[str, Any], name: str, place: str) -> ModelShape:
     """Check a config and turn it into a shape."""
     experts = next((field for field in EXPERT_FIELDS if (config.get(field) or 0) not in {0, 1}), None)
-    if experts:
+    if experts and config.get("model_type") not in EXPERT_TYPES:
         raise UserError(
-            f"{place}: {experts} makes it a mixture of experts, and only dense models can be"
-            f" priced; choose a dense model"
+            f"{place}: {experts} makes it a mixture of experts, and only those of the types"
+            f" {', '.join(sorted(EXPERT_TYPES))} can be priced; choose one of them or a dense model"
         )
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):

@@ -77,8 +77,8 @@ class PackedRun:
         # No level is larger than this, so that no integral over the span overflows.
         self._span_ns = 2**61 // max(pool.pages * pool.page_size, len(requests), 1)
         self.work = np.zeros(len(fields(Work)), np.int64)
-        self.parts = np.zeros((len(roofline.PARTS), 5))
-        self.used = np.zeros((len(roofline.PARTS), 5))
+        self.parts = np.zeros((len(roofline.PARTS), roofline.COLUMNS))
+        self.used = np.zeros((len(roofline.PARTS), roofline.COLUMNS))
         self.dwell = np.zeros((2, len(table.states)), np.int64)
         self.dwell_ns = [0] * len(table.states)
         self.levels = np.zeros((2, p.LEVELS), np.int64)

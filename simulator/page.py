@@ -10,9 +10,19 @@ from pathlib import Path
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.chart import Layer, range_chart, short, time_chart
 from fsm_spec.simulator.metrics import KV_KINDS, Summary
-from fsm_spec.simulator.report import ROWS, Scenario, duration, latencies, percent, shared_settings, titles
+from fsm_spec.simulator.page_load import binding, by_load
+from fsm_spec.simulator.report import (
+    Scenario,
+    duration,
+    known_rows,
+    latencies,
+    percent,
+    shared_settings,
+    titles,
+)
 from fsm_spec.simulator.style import STYLE
 
+MOST_DETAILED = 12  # runs with charts over time, each about 150 kB
 QUANTILE_STYLES = {"p50": "m0", "p90": "m1", "p95": "m2", "p99": "m3"}
 
 
@@ -32,11 +42,29 @@ def page(scenarios: Sequence[Scenario], title: str = "Simulation report") -> str
     shared = shared_settings(scenarios)
     parts = [f"<h1>{escape(title)}</h1>", _chips(shared)]
     if len(scenarios) > 1:
-        parts.append(_comparison(scenarios))
+        parts.extend([by_load(scenarios), _comparison(scenarios)])
+    if len(scenarios) > MOST_DETAILED:
+        parts.append(_in_short(scenarios))
+        return _document(parts, title)
     parts.extend(
         _scenario(scenario, name, shared, alone=len(scenarios) == 1)
         for scenario, name in zip(scenarios, titles(scenarios), strict=True)
     )
+    return _document(parts, title)
+
+
+def _in_short(scenarios: Sequence[Scenario]) -> str:
+    """Return what binds in each of many scenarios, whose charts over time would make the page too large."""
+    panels = "".join(
+        f"<div><h3>{escape(name)}</h3>{binding(scenario)}</div>"
+        for scenario, name in zip(scenarios, titles(scenarios), strict=True)
+    )
+    note = f"More than {MOST_DETAILED} runs: charts over time are left out; run one load for them."
+    return f'<h2>What binds, by run</h2><p class="note">{note}</p><div class="grid2">{panels}</div>'
+
+
+def _document(parts: Sequence[str], title: str) -> str:
+    """Return the whole document."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -55,7 +83,7 @@ def _comparison(scenarios: Sequence[Scenario]) -> str:
     names = titles(scenarios)
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     lines = []
-    for row in ROWS:
+    for row in known_rows(scenarios):
         cells = row.cells(scenarios)
         line = "".join(
             f'<td class="best">{text}</td>' if best else f"<td>{text}</td>" for text, best in cells
@@ -109,6 +137,7 @@ def _scenario(scenario: Scenario, name: str, shared: dict[str, str], *, alone: b
         notes,
         _cards(summary),
         _latency_panel(summary) if alone else "",
+        binding(scenario),
         f'<div class="grid2">{_charts(scenario)}</div>',
     ]
     if scenario.diagram_svg:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fsm_spec.simulator.bill import Bill
 from fsm_spec.simulator.chart import short
 from fsm_spec.simulator.metrics import Latency, Summary
 from fsm_spec.simulator.timeline import Timeline
@@ -24,20 +26,31 @@ class Scenario:
     timeline: Timeline
     diagram_svg: str = ""
     notes: tuple[str, ...] = field(default=())
+    bill: Bill | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a comparison: how to read and write a number, and which direction is better (0: neither)."""
+    """One line of a comparison: how to read and write a number, and which direction is better (0: neither).
+
+    `of_bill` reads what a run cost, where that is known; a line that no run knows is left out.
+    """
 
     name: str
-    read: Callable[[Summary], float | None]
+    read: Callable[[Any], float | None]
     write: Callable[[float], str]
     better: int = 0
+    of_bill: bool = False
+
+    def value(self, scenario: Scenario) -> float | None:
+        """Return the number of one scenario."""
+        if not self.of_bill:
+            return self.read(scenario.summary)
+        return self.read(scenario.bill) if scenario.bill is not None else None
 
     def cells(self, scenarios: Sequence[Scenario]) -> list[tuple[str, bool]]:
         """Return the text of each scenario and whether it is the best of several with the same arrivals."""
-        values = [self.read(scenario.summary) for scenario in scenarios]
+        values = [self.value(scenario) for scenario in scenarios]
         loads = [scenario.settings.get("arrivals") for scenario in scenarios]
         peers: dict[str | None, set[float]] = {}
         for value, load in zip(values, loads, strict=True):
@@ -69,6 +82,11 @@ def _two(value: float) -> str:
     return f"{value:.2f}"
 
 
+def _three(value: float) -> str:
+    """Write a price."""
+    return f"{value:.3f}"
+
+
 ROWS = (
     Row("output throughput, tok/s", lambda s: s.throughput_tok_s, short, 1),
     Row("requests/s", lambda s: s.throughput_req_s, _two, 1),
@@ -84,7 +102,26 @@ ROWS = (
     Row("preemptions", lambda s: float(s.preemptions), short, -1),
     Row("KV pool in use, mean", lambda s: s.kv.mean_pages / s.kv.pages if s.kv else None, percent),
     Row("KV pool in use, peak", lambda s: s.kv.peak_pages / s.kv.pages if s.kv else None, percent),
+    Row("goodput, requests/s", lambda b: b.goodput_req_s, _two, 1, of_bill=True),
+    Row(
+        "between bursts, p50",
+        lambda b: b.burst_ms.p50 if b.burst_ms.count else None,
+        duration,
+        -1,
+        of_bill=True,
+    ),
+    Row("operations on rejected drafts", lambda b: b.wasted_flops_share, percent, -1, of_bill=True),
+    Row("at the memory ceiling", lambda b: b.bandwidth_utilisation, percent, of_bill=True),
+    Row("at the compute ceiling", lambda b: b.flops_utilisation, percent, of_bill=True),
+    Row("accelerator waits", lambda b: b.idle_share, percent, -1, of_bill=True),
+    Row("energy, J a token", lambda b: b.energy_j_token, _two, -1, of_bill=True),
+    Row("price of a million tokens", lambda b: b.price_per_million, _three, -1, of_bill=True),
 )
+
+
+def known_rows(scenarios: Sequence[Scenario]) -> list[Row]:
+    """Return the lines that at least one scenario has a number for, and those of every summary."""
+    return [row for row in ROWS if not row.of_bill or any(row.value(each) is not None for each in scenarios)]
 
 
 def print_report(console: Console, scenarios: Sequence[Scenario]) -> None:
@@ -108,7 +145,7 @@ def comparison_table(scenarios: Sequence[Scenario]) -> Table:
     for scenario in scenarios:
         own = [f"{key} {value}" for key, value in scenario.settings.items() if key not in shared]
         table.add_column(escape("\n".join((scenario.name, *own))), justify="right")
-    for row in ROWS:
+    for row in known_rows(scenarios):
         cells = row.cells(scenarios)
         table.add_row(row.name, *(f"[bold green]{text}[/]" if best else text for text, best in cells))
     return table
@@ -156,7 +193,7 @@ def _print_one(console: Console, scenario: Scenario) -> None:
         highlight=False,
     )
     results = Table(show_header=False)
-    for row in ROWS:
+    for row in known_rows([scenario]):
         if not row.name.startswith(("TTFT", "TPOT", "end-to-end")):
             results.add_row(row.name, row.cells([scenario])[0][0])
     console.print(results)

@@ -115,6 +115,9 @@ def _count(step, world, states, cells, log, segments, visible, work, first, last
                 work[roofline.CONTEXT_TOKENS] += start
                 work[roofline.ATTENTION_PAIRS] += tokens * start + tokens * (tokens + 1) // 2
         work[roofline.SAMPLED_ROWS] = work[roofline.LOGITS_ROWS]
+        work[roofline.PREFILL_ROWS] = work[roofline.ROWS]
+        work[roofline.PREFILL_CONTEXT] = work[roofline.CONTEXT_TOKENS]
+        work[roofline.PREFILL_PAIRS] = work[roofline.ATTENTION_PAIRS]
         world[p.KEEP] = work[roofline.ROWS]
     for state in range(first, last):
         begin, end = states[state, p.FROM], states[state, p.TO]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -15,14 +16,23 @@ from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_impossible
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
-from fsm_spec.simulator.cost import CostModel
+from fsm_spec.simulator.cost import CostModel, Host
+from fsm_spec.simulator.drafter import parse_drafter
 from fsm_spec.simulator.hardware import Hardware, load_hardware
+from fsm_spec.simulator.kernel_table import load_kernel_table
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.memory import DEFAULT_PAGE_SIZE, Memory, MemoryOptions, plan_memory
 from fsm_spec.simulator.model import ModelShape, load_model
 from fsm_spec.simulator.outcomes import Laws, most_drafts
+from fsm_spec.simulator.profile import Profile, load_profile
 from fsm_spec.simulator.simulation import Simulation
-from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
+from fsm_spec.simulator.workload import (
+    Requests,
+    Workload,
+    parse_arrivals,
+    parse_lengths,
+    parse_sessions,
+)
 from fsm_spec.table import Table
 from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.trace import TraceWriter
@@ -48,14 +58,22 @@ class Scenario(BaseModel):
     dtype: str = Field(default="bf16", description="number format of the weights: bf16, fp8 or int4")
     kv_dtype: str = Field(default="bf16", description="number format of the KV cache: bf16 or fp8")
     tensor_parallel: int = Field(default=1, description="accelerators that share one replica")
+    host: str = Field(default="overlapped", description="overlapped or serial: where the host's share goes")
+    kernels: str | None = Field(default=None, description="common prefix of measured kernel tables")
+    profile: str | None = Field(default=None, description="file of numbers that replace the catalogue's")
     adapter_rank: int | None = Field(default=None, description="rank of the gated adapter")
-    arrivals: str = Field(description="poisson:RATE, constant:RATE, closed:CONCURRENCY or trace:FILE")
+    arrivals: str = Field(
+        description="when requests arrive: poisson:RATE, closed:CONCURRENCY, trace:FILE, ..."
+    )
     input: str | None = Field(default=None, description="prompt tokens")
     output: str | None = Field(default=None, description="output tokens")
     requests: int | None = Field(
         default=None, description="requests to simulate; a closed loop takes 4 a user"
     )
+    shared_prefix: str | None = Field(default=None, description="GROUPS:TOKENS that prompts begin with")
+    turns: str | None = Field(default=None, description="TURNS:THINK of a session, seconds between turns")
     accept: str | None = Field(default=None, description="acceptance of drafts by position, or geometric")
+    drafter: str | None = Field(default=None, description="LAYERS:STEPS[:ROWS[:VOCABULARY]] of a draft model")
     lookup: float | None = Field(default=None, description="chance that a lookup finds drafts")
     unmask: str | None = Field(
         default=None, description="chance that one more mask is filled in a pass, by number, or geometric"
@@ -115,10 +133,16 @@ class Prepared:
             "arrivals": arrivals,
             "input": scenario.input or "",
             "output": scenario.output or "",
+            "shared prefix": scenario.shared_prefix or "",
+            "turns": scenario.turns or "",
             "requests": str(len(self.requests)),
             "accept": self.laws.acceptance.describe() if self.laws.acceptance else "",
             "lookup": f"{self.laws.lookup.rate:g}" if self.laws.lookup else "",
             "unmask": self.laws.unmasking.describe() if self.laws.unmasking else "",
+            "drafter": self.cost.drafter.describe() if self.cost.drafter else "",
+            "host": "" if self.cost.host.overlapped else "serial",
+            "kernels": Path(scenario.kernels).name if scenario.kernels else "",
+            "profile": Path(scenario.profile).name if scenario.profile else "",
             "adapter rank": str(self.cost.adapter_rank) if self.cost.adapter_rank else "",
             "policy": self.policy.policy,
             "running at most": str(self.policy.max_running),
@@ -155,15 +179,16 @@ def prepare(scenario: Scenario) -> Prepared:
     policy = faults.take(lambda: _policy(scenario))
     table = faults.take(lambda: _table(loaded, scenario.params, policy or ALONE)) if loaded else None
     model = faults.take(lambda: load_model(scenario.model))
-    hardware = faults.take(lambda: load_hardware(scenario.hardware))
+    profile = faults.take(lambda: _profile(scenario))
     requests = faults.take(lambda: _workload(scenario).generate())
     acceptance = faults.take(lambda: _acceptance(scenario, table)) if table else None
     lookup = faults.take(lambda: _lookup(scenario, table)) if table else None
     unmasking = faults.take(lambda: _unmasking(scenario, table)) if table else None
     rank = faults.take(lambda: _adapter_rank(scenario, table)) if table else None
-    cost = memory = None
-    if model and hardware and rank is not None:
-        cost = faults.take(lambda: _cost(scenario, model, hardware, rank))
+    cost = memory = hardware = None
+    if model and profile and rank is not None:
+        hardware = profile.hardware
+        cost = faults.take(lambda: _cost(scenario, model, profile, rank))
         memory = faults.take(lambda: _memory(scenario, model, hardware, rank))
     faults.raise_any()
     assert loaded and table and model and hardware and cost and memory and policy  # noqa: PT018 - without faults all are there
@@ -229,7 +254,8 @@ def _workload(scenario: Scenario) -> Workload:
     requests = scenario.requests
     if requests is None and arrivals.kind == "closed":
         requests = REQUESTS_A_USER * arrivals.concurrency
-    return Workload(arrivals, prompt, output, requests, scenario.seed)
+    sessions = parse_sessions(scenario.shared_prefix, scenario.turns)
+    return Workload(arrivals, prompt, output, requests, scenario.seed, sessions)
 
 
 def _acceptance(scenario: Scenario, table: Table) -> Acceptance | None:
@@ -296,12 +322,42 @@ def _adapter_rank(scenario: Scenario, table: Table) -> int:
     return scenario.adapter_rank
 
 
-def _cost(scenario: Scenario, model: ModelShape, hardware: Hardware, rank: int) -> CostModel:
-    return CostModel(model, hardware, scenario.dtype, scenario.kv_dtype, scenario.tensor_parallel, rank)
+def _profile(scenario: Scenario) -> Profile:
+    hardware = load_hardware(scenario.hardware)
+    if scenario.host not in ("overlapped", "serial"):
+        raise UserError(f'--host "{scenario.host}" is unknown; write overlapped or serial')
+    host = Host(overlapped=scenario.host == "overlapped")
+    return (
+        Profile(hardware, host)
+        if scenario.profile is None
+        else load_profile(scenario.profile, hardware, host)
+    )
+
+
+def _cost(scenario: Scenario, model: ModelShape, profile: Profile, rank: int) -> CostModel:
+    table = None
+    if scenario.kernels is not None:
+        if scenario.tensor_parallel > 1 or scenario.dtype != "bf16":
+            raise UserError("--kernels holds times of one accelerator in bf16; leave out --tp and --dtype")
+        table = load_kernel_table(scenario.kernels, model.num_hidden_layers)
+    return CostModel(
+        model,
+        profile.hardware,
+        scenario.dtype,
+        scenario.kv_dtype,
+        scenario.tensor_parallel,
+        rank,
+        host=profile.host,
+        table=table,
+        drafter=parse_drafter(scenario.drafter) if scenario.drafter is not None else None,
+    )
 
 
 def _memory(scenario: Scenario, model: ModelShape, hardware: Hardware, rank: int) -> Memory:
-    options = MemoryOptions(page_size=scenario.page_size, pages=scenario.pages, adapter_rank=rank)
+    drafter = parse_drafter(scenario.drafter) if scenario.drafter is not None else None
+    options = MemoryOptions(
+        page_size=scenario.page_size, pages=scenario.pages, adapter_rank=rank, drafter=drafter
+    )
     return plan_memory(
         model,
         hardware,

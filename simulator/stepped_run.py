@@ -68,7 +68,7 @@ class SteppedRun:
         self._finished = 0
         self._empty = 0
         self._busy_ns = 0
-        self._used = np.zeros((len(roofline.PARTS), roofline.BYTES + 1))
+        self._used = np.zeros((len(roofline.PARTS), roofline.COLUMNS))
         self._dwell_ns = [0] * len(table.states)
         self._by_state = [0] * len(table.states)
         self._recorded_ns = 0

@@ -56,6 +56,25 @@ td.best { color: var(--second); font-weight: 650; }
 .area.second { fill: var(--second); }
 .line.warn { stroke: var(--warn); }
 .area.warn { fill: var(--warn); }
+.line.third { stroke: #8a63b8; }
+.line.fourth { stroke: #b89b3f; }
+.dot { fill: var(--accent); }
+.dot.second { fill: var(--second); }
+.dot.third { fill: #8a63b8; }
+.dot.warn { fill: var(--warn); }
+.dot.fourth { fill: #b89b3f; }
+.cut { fill: var(--accent); }
+.cut.committed { fill: var(--committed); }
+.cut.provisional { fill: var(--provisional); }
+.cut.scratch { fill: var(--scratch); }
+.cut.second { fill: var(--second); }
+.cut.third { fill: #8a63b8; }
+.cut.warn { fill: var(--warn); }
+.cut.fourth { fill: #b89b3f; }
+.swatch.third { background: #8a63b8; }
+.swatch.fourth { background: #b89b3f; }
+.verdict { margin: 4px 0; font-size: 15px; }
+.gap { margin-top: 14px; }
 .ceiling { stroke: var(--warn); stroke-dasharray: 5 4; stroke-width: 1.3; }
 .hover { fill: transparent; }
 .hover:hover { fill: var(--ink); fill-opacity: .08; }

@@ -62,6 +62,7 @@ class WorkCounter:
         """Count one launch; requests whose forward has no live row cost nothing."""
         requests = len(launch.chunks)
         rows, logits, context, pairs, keep = _chunks(launch.chunks)
+        prefill = rows, context, pairs
         sampled, adapter, provisional, scratch = logits, 0, 0, 0
         for group in launch.groups:
             for block, count, kv in self._forwards[group.state].blocks(group):
@@ -77,7 +78,7 @@ class WorkCounter:
                 keep += count * block.keep
                 provisional += count * block.provisional
                 scratch += count * block.scratch
-        work = Work(requests, rows, logits, adapter, context, pairs, sampled)
+        work = Work(requests, rows, logits, adapter, context, pairs, sampled, *prefill)
         return work, InFlight(keep, provisional, scratch)
 
 

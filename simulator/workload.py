@@ -1,8 +1,7 @@
-"""Workloads: when requests arrive and how long they are, from options or from a trace file."""
+"""Workloads: the requests of a run, from arrivals, lengths and sessions, or from a trace file."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,56 +11,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsm_spec.errors import UserError
-from fsm_spec.simulator.trace_file import read_trace
+from fsm_spec.simulator import draws
+from fsm_spec.simulator.arrivals import ON_FINISH, Arrivals, number, parse_arrivals
+from fsm_spec.simulator.lengths import MOST_TOKENS, Lengths, parse_lengths
+from fsm_spec.simulator.prefixes import Prefixes
+from fsm_spec.simulator.trace_file import TraceColumns, read_trace
 
-ARRIVAL_FORMS = "poisson:RATE, constant:RATE, closed:CONCURRENCY or trace:FILE"
-LENGTH_FORMS = "a number of tokens, uniform:LOW:HIGH or lognormal:MEAN:CV"
-MOST_TOKENS = 10_000_000  # of one prompt or output; ten times the longest context that models have
-ON_FINISH = -1  # arrival of a closed loop's request that starts when another one finishes
+__all__ = [
+    "ON_FINISH",
+    "Arrivals",
+    "Lengths",
+    "Request",
+    "Requests",
+    "Sessions",
+    "Workload",
+    "parse_arrivals",
+    "parse_lengths",
+    "parse_sessions",
+]
+
+SHARED_FORM = "GROUPS:TOKENS, such as 8:1024"
+TURNS_FORM = "TURNS:THINK, such as 4:10"
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Arrivals:
-    """Say when requests arrive: at a rate a second, a number at once, or as a file says."""
+class Sessions:
+    """Say what requests have in common: the first `shared` tokens, of one of `groups` texts, and turns of a talk.
 
-    kind: str
-    rate: float = 0.0
-    concurrency: int = 0
-    path: Path | None = None
+    Each session has `turns` requests; the next one arrives `think_s` seconds (exponential mean) after the one before
+    it, and repeats all text before it. `groups` of 0 and `turns` of 1: nothing in common.
+    """
 
-    def describe(self) -> str:
-        """Return the option that gives these arrivals; of a trace only its file name, not its folder."""
-        if self.path is not None:
-            return f"trace:{self.path.name}"
-        return f"closed:{self.concurrency}" if self.kind == "closed" else f"{self.kind}:{self.rate:g}"
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Say how many tokens a prompt or an output has: `fixed`, `uniform` between both ends, or `lognormal`."""
-
-    kind: str
-    first: float
-    second: float = 0.0
-
-    def draw(self, count: int, generator: np.random.Generator) -> Integers:
-        """Return `count` lengths of at least one token, int64 [count]."""
-        if self.kind == "fixed":
-            return np.full(count, int(self.first), dtype=np.int64)
-        if self.kind == "uniform":
-            return generator.integers(int(self.first), int(self.second), count, dtype=np.int64, endpoint=True)
-        # Mean m and coefficient of variation c of the lengths give the normal's parameters.
-        spread = math.log1p(self.second**2)
-        values = generator.lognormal(math.log(self.first) - spread / 2, math.sqrt(spread), count)
-        return np.clip(np.rint(values), 1, MOST_TOKENS).astype(np.int64)
-
-    def describe(self) -> str:
-        """Return the option that gives these lengths."""
-        if self.kind == "fixed":
-            return str(int(self.first))
-        return f"{self.kind}:{self.first:g}:{self.second:g}"
+    groups: int = 0
+    shared: int = 0
+    turns: int = 1
+    think_s: float = 0.0
 
 
 class Request(NamedTuple):
@@ -78,13 +64,14 @@ class Requests:
 
     `arrival_ns`, `prompt_tokens` and `output_tokens` are int64 [requests].
     In a closed loop the first `concurrency` requests arrive at 0, the others are ON_FINISH: the next of them
-    starts whenever one finishes. `concurrency` is 0 for open loops.
+    starts whenever one finishes. `concurrency` is 0 for open loops. `prefixes` says whose text the prompts are.
     """
 
     arrival_ns: Integers
     prompt_tokens: Integers
     output_tokens: Integers
     concurrency: int = 0
+    prefixes: Prefixes | None = None
 
     def __len__(self) -> int:
         """Return the number of requests."""
@@ -107,6 +94,7 @@ class Workload:
     output: Lengths | None = None
     requests: int | None = None
     seed: int = 0
+    sessions: Sessions | None = None
 
     def __post_init__(self) -> None:
         """Refuse missing, impossible or ineffective options."""
@@ -122,6 +110,8 @@ class Workload:
                     f"{' and '.join(given)} would have no effect, because a trace has its own"
                     f" lengths; leave out"
                 )
+            if self.sessions is not None:
+                raise UserError("--turns and --shared-prefix would change what a trace holds; leave them out")
             return
         missing = [name for name, value in lengths.items() if value is None]
         missing += ["--requests"] if self.requests is None else []
@@ -129,6 +119,10 @@ class Workload:
             raise UserError(
                 f"{self.arrivals.describe()} arrivals need {' and '.join(missing)}; give, for"
                 f" example, {missing[0]} 512"
+            )
+        if self.sessions is not None and self.sessions.turns > 1 and self.arrivals.kind == "closed":
+            raise UserError(
+                "--turns says when the next turn arrives, and in a closed loop finishes say it; take poisson:RATE"
             )
 
     def generate(self) -> Requests:
@@ -140,111 +134,121 @@ class Workload:
             return self._from_trace(self.arrivals.path)
         if self.requests is None or self.prompt is None or self.output is None:
             raise UserError("a workload without a trace needs --requests, --input and --output")
-        times, prompts, outputs = (
-            np.random.default_rng(part) for part in np.random.SeedSequence(self.seed).spawn(3)
+        times, prompts, outputs, others = (
+            np.random.default_rng(part) for part in np.random.SeedSequence(self.seed).spawn(4)
         )
         count = self.requests
-        return Requests(
-            self._arrival_ns(count, times),
-            self.prompt.draw(count, prompts),
-            self.output.draw(count, outputs),
-            min(self.arrivals.concurrency, count),
-        )
-
-    def _arrival_ns(self, count: int, generator: np.random.Generator) -> Integers:
-        """Return arrival times, int64 [count] in nanoseconds."""
-        if self.arrivals.kind == "closed":
-            return np.where(np.arange(count) < self.arrivals.concurrency, 0, ON_FINISH).astype(np.int64)
-        if self.arrivals.kind == "poisson":
-            seconds = np.cumsum(generator.exponential(1.0 / self.arrivals.rate, count))
-        else:
-            seconds = np.arange(count) / self.arrivals.rate
-        return np.rint(seconds * 1e9).astype(np.int64)
+        inputs, results = self.prompt.draw(count, prompts), self.output.draw(count, outputs)
+        sessions = self.sessions or Sessions()
+        talks = -(-count // sessions.turns)
+        starts = self.arrivals.times_ns(talks, times)
+        if self.sessions is None:
+            return Requests(starts, inputs, results, min(self.arrivals.concurrency, count))
+        return _in_sessions(sessions, starts, inputs, results, others, self.arrivals.concurrency)
 
     def _from_trace(self, path: Path) -> Requests:
-        """Return the first requests of a trace."""
-        columns = read_trace(path, MOST_TOKENS)
-        count = len(columns[0]) if self.requests is None else self.requests
-        if count > len(columns[0]):
+        """Return the first requests of a trace, thinned out and replayed as fast as was asked."""
+        whole = read_trace(path, MOST_TOKENS, requests=self.requests, seed=self.seed)
+        columns = self._sampled(path, whole)
+        count = len(columns) if self.requests is None else self.requests
+        if count > len(columns):
             raise UserError(
-                f"{path}: holds {len(columns[0])} requests, fewer than --requests {count}; ask for fewer"
+                f"{path}: holds {len(columns)} requests, fewer than --requests {count}; ask for fewer"
             )
-        arrival_ns, prompts, outputs = (column[:count] for column in columns)
-        return Requests(arrival_ns, prompts, outputs)
+        if count < len(columns):
+            columns = columns.take(np.arange(count))
+        arrival = np.rint(columns.arrival_ns / self.arrivals.speed).astype(np.int64)
+        return Requests(arrival, columns.prompt, columns.output, 0, _prefixes_of(columns))
+
+    def _sampled(self, path: Path, columns: TraceColumns) -> TraceColumns:
+        """Keep each request with the same chance; a hash of seed and place decides."""
+        if self.arrivals.sample == 1:
+            return columns
+        kept = draws.uniform(self.seed, np.arange(len(columns)), 0, draws.SAMPLE) < self.arrivals.sample
+        if not kept.any():
+            raise UserError(f"{path}: sample={self.arrivals.sample:g} keeps no request; take a larger share")
+        return columns.take(np.flatnonzero(kept).astype(np.int64))
 
 
-def parse_arrivals(text: str) -> Arrivals:
-    """Read `poisson:5`, `constant:5` (requests a second), `closed:32` (requests at once) or `trace:FILE`.
+def _prefixes_of(columns: TraceColumns) -> Prefixes | None:
+    """Say what the requests of a trace have in common, where the trace knows it."""
+    if columns.block_tokens:
+        return Prefixes(
+            columns.session,
+            np.full(len(columns), -1, np.int64),
+            blocks=columns.blocks,
+            block_start=columns.block_start,
+            block_tokens=columns.block_tokens,
+        )
+    if (columns.session >= 0).any():
+        return Prefixes(columns.session, np.full(len(columns), -1, np.int64))
+    return None
+
+
+def _in_sessions(
+    sessions: Sessions,
+    starts: Integers,
+    inputs: Integers,
+    results: Integers,
+    generator: np.random.Generator,
+    concurrency: int,
+) -> Requests:
+    """Lay requests out in sessions: each turn repeats the text before it; sorted by time, ties by session."""
+    count, turns = len(inputs), sessions.turns
+    talk, turn = np.divmod(np.arange(count), turns)
+    groups = generator.integers(0, max(1, sessions.groups), len(starts))
+    arrival = starts[talk]
+    if turns > 1:
+        waits = np.rint(generator.exponential(sessions.think_s * 1e9, count)).astype(np.int64)
+        waits[turn == 0] = 0
+        whole = np.cumsum(waits)
+        arrival = arrival + whole - whole[talk * turns]
+    text = np.cumsum(inputs + results) - results
+    before = text[talk * turns] - inputs[talk * turns]
+    prompt = text - before + sessions.shared
+    order = np.lexsort((turn, talk, arrival)) if turns > 1 else np.arange(count)
+    prefixes = Prefixes(
+        talk[order] if turns > 1 else np.full(count, -1, np.int64),
+        groups[talk][order] if sessions.groups else np.full(count, -1, np.int64),
+        sessions.shared,
+    )
+    return Requests(arrival[order], prompt[order], results[order], min(concurrency, count), prefixes)
+
+
+def parse_sessions(shared: str | None, turns: str | None) -> Sessions | None:
+    """Read `--shared-prefix GROUPS:TOKENS` and `--turns TURNS:THINK`; None where neither is given.
 
     Raises UserError with the right forms.
     """
-    kind, _, value = text.strip().partition(":")
-    if kind == "trace" and value:
-        return Arrivals(kind, path=Path(value))
-    if kind == "closed":
-        count = _number(value, "--arrivals", text, ARRIVAL_FORMS)
-        if count != int(count) or not 1 <= count <= 1_000_000:
-            raise UserError(
-                f'--arrivals "{text}": {value} is no count of requests at once from 1 to 1000000;'
-                f" write closed:32"
-            )
-        return Arrivals(kind, concurrency=int(count))
-    if kind in {"poisson", "constant"}:
-        rate = _number(value, "--arrivals", text, ARRIVAL_FORMS)
-        if not 1e-6 <= rate <= 1e6:
-            raise UserError(
-                f'--arrivals "{text}": {value} lies outside 0.000001 to 1000000 requests a second;'
-                f" write {kind}:5"
-            )
-        return Arrivals(kind, rate=rate)
-    raise UserError(f'--arrivals "{text}" is unknown; write {ARRIVAL_FORMS}')
+    if shared is None and turns is None:
+        return None
+    groups = tokens = 0
+    count, think = 1, 0.0
+    if shared is not None:
+        groups, tokens = (_whole(word, shared) for word in _two(shared, "--shared-prefix", SHARED_FORM))
+    if turns is not None:
+        first, second = _two(turns, "--turns", TURNS_FORM)
+        think = number(second, "--turns", turns, TURNS_FORM)
+        length = number(first, "--turns", turns, TURNS_FORM)
+        if length != int(length) or not 2 <= length <= 1000 or not 0 < think <= 1e6:
+            raise UserError(f'--turns "{turns}": needs 2 to 1000 turns and a mean time above 0 s; write 4:10')
+        count = int(length)
+    return Sessions(groups, tokens, count, think)
 
 
-def parse_lengths(text: str, option: str) -> Lengths:
-    """Read a fixed number of tokens, `uniform:LOW:HIGH` or `lognormal:MEAN:CV`; `option` is named in errors.
-
-    Raises UserError with the right forms.
-    """
-    kind, *words = text.strip().split(":")
-    if not words:
-        tokens = _tokens(kind, option, text)
-        return Lengths("fixed", tokens)
-    if kind == "uniform" and len(words) == 2:
-        low, high = (_tokens(word, option, text) for word in words)
-        if low > high:
-            raise UserError(
-                f'{option} "{text}": the low end {low:g} is above the high end {high:g}; write'
-                f" uniform:{high:g}:{low:g}"
-            )
-        return Lengths(kind, low, high)
-    if kind == "lognormal" and len(words) == 2:
-        mean, variation = (_number(word, option, text, LENGTH_FORMS) for word in words)
-        if not 1 <= mean <= MOST_TOKENS or not 0 < variation <= 100:
-            raise UserError(
-                f'{option} "{text}": needs a mean of at least 1 token and a CV above 0, at most'
-                f" 100; write lognormal:1024:1"
-            )
-        return Lengths(kind, mean, variation)
-    raise UserError(f'{option} "{text}" is unknown; write {LENGTH_FORMS}')
+def _two(text: str, option: str, form: str) -> tuple[str, str]:
+    """Part a text at its one colon."""
+    words = text.split(":")
+    if len(words) != 2:
+        raise UserError(f'{option} "{text}" is unknown; write {form}')
+    return words[0], words[1]
 
 
-def _number(word: str, option: str, text: str, forms: str) -> float:
-    """Read a finite number."""
-    try:
-        value = float(word)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(f'{option} "{text}": "{word}" is no number; write {forms}')
-    return value
-
-
-def _tokens(word: str, option: str, text: str) -> int:
-    """Read a number of tokens."""
-    value = _number(word, option, text, LENGTH_FORMS)
-    if value != int(value) or not 1 <= value <= MOST_TOKENS:
+def _whole(word: str, text: str) -> int:
+    """Read a count of groups or tokens."""
+    value = number(word, "--shared-prefix", text, SHARED_FORM)
+    if value != int(value) or not 1 <= value <= 1_000_000:
         raise UserError(
-            f'{option} "{text}": {word} is no whole number of tokens from 1 to {MOST_TOKENS}; write'
-            f" 1024, for example"
+            f'--shared-prefix "{text}": {word} is no whole number from 1 to 1000000; write 8:1024'
         )
     return int(value)

@@ -96,7 +96,10 @@ def test_a_config_on_disk(tmp_path: Path) -> None:
         ("[]", "is no JSON object"),
         ('{"hidden_size": 64}', "intermediate_size: field required"),
         ('{"hidden_size": "wide"}', "hidden_size: input should be a valid integer"),
-        ('{"num_experts": 8}', "num_experts makes it a mixture of experts"),
+        (
+            '{"num_experts": 8}',
+            "num_experts makes it a mixture of experts, and only those of the types mixtral",
+        ),
         ('{"sliding_window": 4096}', "sliding_window 4096 is not modelled"),
     ],
 )

@@ -79,8 +79,10 @@ def test_same_seed_same_bytes() -> None:
     assert first["ttft_ms"] != other["ttft_ms"]
 
 
-def test_every_option_changes_the_result() -> None:
+def test_every_option_changes_the_result(tmp_path: Path) -> None:
     """No option is accepted and ignored."""
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("source: here\nhardware: {hbm_gb_s: 2000}\n", encoding="utf-8")
     # Long prompts, so that KV costs time, and one page too few for two requests to reserve their longest case.
     starved = [
         "simulate",
@@ -113,6 +115,11 @@ def test_every_option_changes_the_result() -> None:
         ["--hardware", "a100"],
         ["--model", "qwen3-8b"],
         ["--seed", "9"],
+        ["--host", "serial"],
+        ["--profile", str(profile)],
+        ["--drafter", "1:2"],
+        ["--shared-prefix", "2:16"],
+        ["--dtype", "fp8-block"],
     ]
     measured = ("ttft_ms", "tpot_ms", "kv", "preemptions", "finished")
     # b=4 is the default, so it shows that the comparison can fail.
@@ -122,6 +129,8 @@ def test_every_option_changes_the_result() -> None:
         if [plain[key] for key in measured] == [value(*starved, *option)[key] for key in measured]
     ]
     assert [["--set", "b=4"]] == same
+    larger = [*starved, "--pages", "600"]
+    assert value(*larger)["ttft_ms"] != value(*larger, "--turns", "2:0.001")["ttft_ms"]
     assert plain["kv"] != value(*starved, "--set", "b=5", "--accept", "0.8,0.7,0.6,0.5")["kv"]
 
 

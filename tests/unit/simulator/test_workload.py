@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from fsm_spec.errors import UserError
-from fsm_spec.simulator.workload import ON_FINISH, Requests, Workload, parse_arrivals, parse_lengths
+from fsm_spec.simulator.workload import (
+    ON_FINISH,
+    Requests,
+    Workload,
+    parse_arrivals,
+    parse_lengths,
+    parse_sessions,
+)
 
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -57,7 +64,20 @@ def test_lognormal_lengths_have_their_mean_and_cv() -> None:
     assert lengths.min() >= 1
 
 
-@pytest.mark.parametrize("text", ["poisson:5", "closed:32", "constant:0.5", "trace:file.csv"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "poisson:5",
+        "closed:32",
+        "constant:0.5",
+        "trace:file.csv",
+        "trace:file.csv:speed=2:sample=0.1",
+        "gamma:5:cv=2",
+        "weibull:5:cv=0.5",
+        "ramp:1:10:100",
+        "burst:1:20:60:10",
+    ],
+)
 def test_options_describe_themselves(text: str) -> None:
     """A report names the option that gives the same workload; a trace without its folder."""
     assert parse_arrivals(text).describe() == text
@@ -80,6 +100,15 @@ def test_options_describe_themselves(text: str) -> None:
         "closed:1.5",
         "trace:",
         "burst:3",
+        "burst:1:20:10:10",
+        "gamma:5",
+        "gamma:5:cv=0",
+        "weibull:5:cv=1:2",
+        "poisson:5:cv=1",
+        "ramp:1:2",
+        "ramp:1:2:0",
+        "trace:file:sample=2",
+        "trace:file:speed=0",
     ],
 )
 def test_bad_arrivals_get_a_sentence(text: str) -> None:
@@ -102,6 +131,9 @@ def test_bad_arrivals_get_a_sentence(text: str) -> None:
         "lognormal:0:1",
         "lognormal:10:0",
         "zipf:1",
+        "gamma:10:-1",
+        "choice:1,x",
+        "choice:0",
     ],
 )
 def test_bad_lengths_get_a_sentence(text: str) -> None:
@@ -169,3 +201,91 @@ def test_unreadable_traces_get_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(UserError, match="not UTF-8"):
         Workload(parse_arrivals(f"trace:{tmp_path / 'binary.csv'}")).generate()
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "rate", "variation"),
+    [
+        ("gamma:5:cv=2", 5.0, 2.0),
+        ("weibull:5:cv=2", 5.0, 2.0),
+        ("weibull:5:cv=0.5", 5.0, 0.5),
+        ("burst:1:20:60:10", 25 / 6, None),
+    ],
+)
+def test_gaps_have_their_rate_and_variation(arrivals: str, rate: float, variation: float | None) -> None:
+    """Mean rate and coefficient of variation come out as written; a burst has the mean of its period."""
+    gaps = np.diff(make(arrivals, 20_000).arrival_ns) / 1e9
+    assert 1 / gaps.mean() == pytest.approx(rate, rel=0.05)
+    if variation is not None:
+        assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
+
+
+def test_ramp_and_burst_follow_their_rate() -> None:
+    """A ramp has half its final rate half way; bursts hold most of a period's requests in their seconds."""
+    ramp = make("ramp:0.001:100:100", 20_000).arrival_ns / 1e9
+    assert (ramp < 50).sum() == pytest.approx(1250, rel=0.1)
+    assert (ramp < 100).sum() == pytest.approx(5000, rel=0.05)
+    assert 1 / np.diff(ramp[ramp > 100]).mean() == pytest.approx(100, rel=0.05)
+    burst = make("burst:1:20:60:10", 5000).arrival_ns / 1e9 % 60
+    assert (burst >= 50).mean() == pytest.approx(0.8, rel=0.05)
+
+
+def test_a_trace_is_thinned_and_sped_up_by_seed(tmp_path: Path) -> None:
+    """A sample keeps its share, the same one for one seed; speed divides times."""
+    lines = "".join(f'{{"arrival_s": {i}, "input": {i + 1}, "output": 2}}\n' for i in range(1000))
+    path = tmp_path / "trace.jsonl"
+    path.write_text(lines, encoding="utf-8")
+
+    def draw(seed: int) -> Requests:
+        return Workload(parse_arrivals(f"trace:{path}:speed=2:sample=0.1"), seed=seed).generate()
+
+    first = draw(1)
+    assert first.prompt_tokens.tolist() == draw(1).prompt_tokens.tolist() != draw(2).prompt_tokens.tolist()
+    assert 70 <= len(first) <= 130
+    assert (
+        first.arrival_ns.tolist() == ((first.prompt_tokens - first.prompt_tokens[0]) * 500_000_000).tolist()
+    )
+    with pytest.raises(UserError, match="keeps no request"):
+        Workload(parse_arrivals(f"trace:{path}:sample=0.000001")).generate()
+
+
+def test_sessions_repeat_the_text_before_them() -> None:
+    """A turn's prompt is the shared text and all turns before it; identities of its full pages agree with theirs."""
+    fixed = parse_lengths("100", "--input"), parse_lengths("28", "--output")
+    sessions = parse_sessions("2:64", "3:10")
+    requests = Workload(parse_arrivals("constant:0.001"), *fixed, 6, 1, sessions).generate()
+    assert [164, 292, 420, 164, 292, 420] == requests.prompt_tokens.tolist()
+    assert (np.diff(requests.arrival_ns) >= 0).all()
+    prefixes = requests.prefixes
+    assert prefixes is not None
+    pages = [prefixes.pages(i, 16, int(requests.prompt_tokens[i])) for i in range(6)]
+    assert [10, 18, 26] == [len(page) for page in pages[:3]]
+    assert pages[0].tolist() == pages[1][:10].tolist()
+    assert not set(pages[0][4:].tolist()) & set(pages[3].tolist())
+    same = prefixes.group[0] == prefixes.group[3]
+    assert same == (pages[0][:4].tolist() == pages[3][:4].tolist())
+
+
+def test_sessions_are_refused_where_they_mean_nothing() -> None:
+    """Turns need a clock, traces hold their own, and broken forms get a sentence."""
+    fixed = parse_lengths("8", "--input"), parse_lengths("8", "--output")
+    with pytest.raises(UserError, match="--turns says when"):
+        Workload(parse_arrivals("closed:2"), *fixed, 4, 1, parse_sessions(None, "2:1"))
+    with pytest.raises(UserError, match="would change what a trace holds"):
+        Workload(parse_arrivals("trace:x"), sessions=parse_sessions("2:64", None))
+    for shared, turns in (("2", None), ("0:5", None), (None, "1:5"), (None, "2:0"), (None, "x:1")):
+        with pytest.raises(UserError, match=r"--(shared-prefix|turns)"):
+            parse_sessions(shared, turns)
+
+
+def test_lengths_from_a_file_and_a_choice(tmp_path: Path) -> None:
+    """Every drawn length is one of those given; a broken line is named."""
+    path = tmp_path / "lengths.txt"
+    path.write_text("5\n\n7\n", encoding="utf-8")
+    assert {5, 7} == set(make("poisson:5", 100, prompt=f"file:{path}").prompt_tokens.tolist())
+    assert {128, 512} == set(make("poisson:5", 100, prompt="choice:128,512").prompt_tokens.tolist())
+    path.write_text("5\n-1\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r'lengths.txt:2: "-1" is no number'):
+        parse_lengths(f"file:{path}", "--input")
+    with pytest.raises(UserError, match="cannot be read"):
+        parse_lengths(f"file:{tmp_path}", "--input")

@@ -1,0 +1,122 @@
+"""What a run cost beside time: goodput, bursts, wasted work, energy, money, and which ceiling it ran against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fsm_spec.errors import UserError
+from fsm_spec.simulator import roofline
+from fsm_spec.simulator.cost import CostModel
+from fsm_spec.simulator.metrics import UNSET, Latency, RequestLog, Summary, summarise
+from fsm_spec.simulator.money import energy_joules, price_per_million
+from fsm_spec.simulator.simulation import Results
+from fsm_spec.simulator.slo import Slo, goodput
+
+BOUNDS = {"compute": roofline.COMPUTE_NS, "memory": roofline.MEMORY_NS, "latency": roofline.FLOOR_NS}
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Hold what a run cost; shares are of 1, None where nothing is known.
+
+    `burst_ms` is the time between the bursts of tokens that one request gets, its mean over its rounds.
+    `wasted_flops_share` counts the rows of drafts that were judged and not accepted; `idle_share` is the time in which
+    the accelerator waited for the host or for work.
+    """
+
+    burst_ms: Latency
+    goodput_req_s: float | None
+    wasted_flops_share: float | None
+    bound_share: dict[str, float]
+    part_share: dict[str, float]
+    idle_share: float
+    flops_utilisation: float
+    bandwidth_utilisation: float
+    energy_kj: float
+    energy_j_token: float | None
+    price_per_million: float | None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the numbers under their names."""
+        return {
+            "burst_ms": self.burst_ms.to_dict(),
+            "goodput_req_s": self.goodput_req_s,
+            "wasted_flops_share": self.wasted_flops_share,
+            "bound_share": self.bound_share,
+            "part_share": self.part_share,
+            "idle_share": self.idle_share,
+            "flops_utilisation": self.flops_utilisation,
+            "bandwidth_utilisation": self.bandwidth_utilisation,
+            "energy_kj": self.energy_kj,
+            "energy_j_token": self.energy_j_token,
+            "price_per_million_tokens": self.price_per_million,
+        }
+
+
+def bill(
+    results: Results, cost: CostModel, slos: Sequence[Slo] = (), price_per_gpu_hour: float | None = None
+) -> Bill:
+    """Return what a run cost; goodput only with limits, money only with a price."""
+    summary, usage, gpus = results.summary, results.usage, cost.tensor_parallel
+    parts, seconds = usage.parts, summary.duration_s
+    flops, size = float(parts[:, roofline.FLOPS].sum()), float(parts[:, roofline.BYTES].sum())
+    bounds = {name: float(parts[:, place].sum()) for name, place in BOUNDS.items()}
+    by_part = parts[:, : roofline.FLOPS].sum(axis=1)
+    total = sum(bounds.values()) or 1.0
+    busy_s = usage.busy_ns / 1e9
+    # At a ceiling: operations at the peak or bytes at the bandwidth, whichever takes longer.
+    peak, bandwidth = cost.constants[roofline.BLOCKS_PEAK], cost.constants[roofline.BANDWIDTH]
+    full_s = min(busy_s, max(flops / peak, size / bandwidth))
+    energy = energy_joules(cost.hardware, gpus, seconds, busy_s, full_s)
+    per_gpu = summary.throughput_tok_s / gpus
+    return Bill(
+        _bursts(results.rows) if results.rows is not None else Latency(0, 0, 0, 0, 0, 0, 0),
+        round(goodput(results.rows, slos, seconds), 6) if slos and results.rows is not None else None,
+        _wasted(summary, cost, flops),
+        {name: round(value / total, 4) for name, value in bounds.items()},
+        {
+            name: round(float(value) / total, 4)
+            for name, value in zip(roofline.PARTS, by_part, strict=True)
+            if value > 0
+        },
+        round(max(0.0, 1 - busy_s / seconds), 4) if seconds > 0 else 0.0,
+        round(flops / peak / seconds, 4) if seconds > 0 else 0.0,
+        round(size / bandwidth / seconds, 4) if seconds > 0 else 0.0,
+        round(energy / 1e3, 3),
+        round(energy / summary.emitted_tokens, 4) if summary.emitted_tokens else None,
+        price_per_million(price_per_gpu_hour, per_gpu) if price_per_gpu_hour is not None else None,
+    )
+
+
+def _bursts(log: RequestLog) -> Latency:
+    """Return the mean time between bursts of each request that finished after a round."""
+    done = log.finished & (log.rounds > 0) & (log.first_token_ns != UNSET)
+    return Latency.of((log.finish_ns - log.first_token_ns)[done] / log.rounds[done])
+
+
+def _wasted(summary: Summary, cost: CostModel, flops: float) -> float | None:
+    """Return the share of all operations that judged the drafts that were not accepted."""
+    if not summary.drafted or flops <= 0:
+        return None
+    model = cost.model
+    row = 2.0 * (
+        model.gemm_parameters + model.experts_a_row * model.expert_parameters + model.head_parameters
+    )
+    return round((summary.drafted - summary.accepted) * row / flops, 4)
+
+
+def without_warm_up(results: Results, warm_up_s: float) -> Results:
+    """Return results whose latencies and throughput leave out requests that arrived before `warm_up_s`."""
+    log, start = results.log, round(warm_up_s * 1e9)
+    late = log.arrival_ns >= start
+    kept = RequestLog(log.arrival_ns[late], log.prompt[late])
+    for name, column in vars(log).items():
+        if isinstance(column, np.ndarray):
+            setattr(kept, name, column[late])
+    if not late.any():
+        raise UserError(f"every request arrived in the first {warm_up_s:g} s; give a shorter --warm-up")
+    summary = summarise(kept, results.timeline.now_ns, results.summary.kv)
+    return replace(results, summary=summary, rows=kept)

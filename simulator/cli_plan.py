@@ -1,0 +1,133 @@
+"""The command `fsm-spec plan`: its options; what they do is in `plan_command.py`, imported when it runs."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsm_spec.cli_spec import AsJson, Settings, settings_of
+
+
+class Goal(Enum):
+    """Name what is searched for."""
+
+    max_rate = "max-rate"
+    min_gpus = "min-gpus"
+    tiers = "tiers"
+    pareto = "pareto"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("plan")(plan)
+
+
+def plan(
+    specs: Annotated[
+        list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
+    ],
+    *,
+    goal: Annotated[
+        Goal,
+        typer.Option(
+            help="max-rate: the highest load within the limits; min-gpus: the fewest accelerators for --rate;"
+            " tiers: the best block size for each number of users; pareto: what nothing else beats."
+        ),
+    ],
+    slo: Annotated[
+        list[str] | None, typer.Option(help="A limit, such as ttft_p95=500ms; may be repeated.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Shipped model, config.json, or a folder with one.")],
+    hardware: Annotated[str, typer.Option(help="Accelerators, separated by commas.")],
+    tp: Annotated[str, typer.Option("--tp", help="Accelerators a replica, separated by commas.")] = "1",
+    arrivals: Annotated[
+        str, typer.Option(help="Kind of arrivals of a rate: poisson, constant, gamma:cv=CV, weibull:cv=CV.")
+    ] = "poisson",
+    rate: Annotated[float | None, typer.Option(help="Requests a second to carry, for min-gpus.")] = None,
+    users: Annotated[
+        str, typer.Option(help="Requests at once, for tiers and pareto, separated by commas.")
+    ] = "1,4,16,64",
+    input_: Annotated[str, typer.Option("--input", help="Prompt tokens, as for simulate.")],
+    output: Annotated[str, typer.Option(help="Output tokens, as for simulate.")],
+    requests: Annotated[int | None, typer.Option(help="Requests of a run; 200 for a rate.")] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(help="Acceptance of drafts, as for simulate; SPEC=RATES where specs differ."),
+    ] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="A draft model's cost, as for simulate; SPEC=... where specs differ."),
+    ] = None,
+    lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,
+    settings: Settings = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=V1,V2", help="Values of a parameter, for tiers and pareto; may be repeated."
+        ),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Scheduling policy, as for simulate.")] = "holdback",
+    dtype: Annotated[str, typer.Option(help="Format of the weights.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="Format of the KV cache.")] = "bf16",
+    price: Annotated[
+        float | None,
+        typer.Option("--price-per-gpu-hour", help="Adds the price of a million tokens, in this currency."),
+    ] = None,
+    policy_out: Annotated[
+        Path | None, typer.Option(help="Write the policy file of the best tiers, for simulate and serve.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each load that is judged.")] = 3,
+    precision: Annotated[float, typer.Option(help="Share by which a rate may be too low.")] = 0.03,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
+    ray: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, or its address.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="File of results that is read first and appended to.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write all points to this CSV file.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write all points to this Parquet file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search scenarios: the highest load, the fewest accelerators, the best tiers, or what nothing else beats."""
+    from fsm_spec.simulator.plan_command import Asked, execute
+
+    execute(
+        Asked(
+            goal=goal.value,
+            specs=tuple(specs),
+            slos=tuple(slo or ()),
+            hardware=tuple(word.strip() for word in hardware.split(",")),
+            tp=tp,
+            arrivals=arrivals,
+            rate=rate,
+            users=users,
+            accept=tuple(accept or ()),
+            drafter=tuple(drafter or ()),
+            vary=tuple(vary or ()),
+            price=price,
+            policy_out=policy_out,
+            seeds=seeds,
+            precision=precision,
+            base={
+                "model": model,
+                "input": input_,
+                "output": output,
+                "requests": requests,
+                "lookup": lookup,
+                "policy": policy,
+                "dtype": dtype,
+                "kv_dtype": kv_dtype,
+                "params": settings_of(settings),
+                "seed": seed,
+            },
+        ),
+        workers=workers,
+        ray=ray,
+        resume=resume,
+        csv=csv,
+        parquet=parquet,
+        as_json=as_json,
+    )

@@ -1,0 +1,389 @@
+"""What `fsm-spec plan` does: lay out points, search, print tables and write files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+from rich.box import HORIZONTALS
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fsm_spec.errors import UserError
+from fsm_spec.simulator.chart import short
+from fsm_spec.simulator.command import show
+from fsm_spec.simulator.money import price_per_million
+from fsm_spec.simulator.point import Result
+from fsm_spec.simulator.report import duration
+from fsm_spec.simulator.search import RateSearch, front, max_rate, min_gpus, tiers
+from fsm_spec.simulator.slo import parse_slos
+from fsm_spec.simulator.study import PARAM, Study
+from fsm_spec.simulator.workers import Workers
+
+REQUESTS_OF_A_RATE = 200  # of one seed: enough for a p95, and a search stays within minutes
+KINDS = ("poisson", "constant", "gamma", "weibull")
+# What the front is of: speed of all on an accelerator against speed of one user.
+FRONT = (("throughput_tok_s_gpu", 1), ("user_tok_s", 1))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Hold what was asked for, as it was written; `base` holds the fields of `Scenario` that all points share."""
+
+    goal: str
+    specs: tuple[str, ...]
+    slos: tuple[str, ...]
+    hardware: tuple[str, ...]
+    tp: str
+    arrivals: str
+    rate: float | None
+    users: str
+    accept: tuple[str, ...]
+    drafter: tuple[str, ...]
+    vary: tuple[str, ...]
+    price: float | None
+    policy_out: Path | None
+    seeds: int
+    precision: float
+    base: dict[str, Any]
+
+
+def execute(
+    asked: Asked,
+    *,
+    workers: int,
+    ray: str | None,
+    resume: Path | None,
+    csv: Path | None,
+    parquet: Path | None,
+    as_json: bool,
+) -> None:
+    """Search, print and write; raises UserError for options that do not fit the goal."""
+    _check(asked)
+    by_rate = asked.goal in ("max-rate", "min-gpus")
+    if by_rate and (csv or parquet):
+        raise UserError("--csv and --parquet hold the points of tiers and pareto; leave them out")
+    with _progress() as progress:
+        pool = Workers(workers, ray, resume, progress)
+        try:
+            document = _by_rate(asked, pool) if by_rate else _by_users(asked, pool, csv, parquet)
+        finally:
+            pool.close()
+    if as_json:
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    else:
+        show(lambda console: _print(console, asked, document))
+
+
+def _check(asked: Asked) -> None:
+    """Refuse options without effect, and missing ones, for the goal."""
+    limits = asked.goal in ("max-rate", "min-gpus")
+    if limits and not asked.slos:
+        raise UserError(f"--goal {asked.goal} needs limits; give, for example, --slo ttft_p95=500ms")
+    if asked.goal == "min-gpus" and asked.rate is None:
+        raise UserError("--goal min-gpus needs the load to carry; give, for example, --rate 20")
+    if asked.rate is not None and (asked.goal != "min-gpus" or not asked.rate > 0):
+        raise UserError("--rate is the load of --goal min-gpus and lies above 0; leave it out or mend it")
+    if asked.vary and limits:
+        raise UserError(f"--vary would have no effect on --goal {asked.goal}; use --set")
+    if asked.goal == "tiers" and len(asked.vary) != 1:
+        raise UserError("--goal tiers needs one --vary, such as --vary b=4,8,16")
+    if asked.policy_out is not None and (asked.goal != "tiers" or len(asked.specs) > 1):
+        raise UserError("--policy-out holds the tiers of one spec; take --goal tiers and one spec")
+    if not 0.001 <= asked.precision <= 1:
+        raise UserError(f"--precision {asked.precision:g} lies outside 0.001 to 1; write 0.03")
+    if asked.price is not None and not asked.price > 0:
+        raise UserError(f"--price-per-gpu-hour {asked.price:g} is no price above 0; leave it out or mend it")
+
+
+# By rate --------------------------------------------------------------------------------------------------------
+
+
+def _by_rate(asked: Asked, workers: Workers) -> dict[str, Any]:
+    """Search every spec on every accelerator; one that fails has its sentence, and loses no other."""
+    slos = parse_slos(asked.slos)
+    study = _study(asked, {"arrivals": [_arrivals(asked.arrivals)]}, workers)
+    found: list[dict[str, Any]] = []
+    for values, scenario in study.points:
+        requests = scenario.requests or REQUESTS_OF_A_RATE
+        base = scenario.model_copy(update={"requests": requests})
+        search = RateSearch(base, slos, workers, asked.seeds, asked.precision)
+        try:
+            if asked.goal == "max-rate":
+                row = max_rate(search)
+            else:
+                assert asked.rate is not None
+                row = min_gpus(search, asked.rate)
+        except UserError as error:
+            row = {"spec": values["spec"], "hardware": values["hardware"], "error": str(error)}
+            row["tensor_parallel"] = values["tensor_parallel"]
+        found.append(row)
+    if all("error" in row for row in found):
+        raise UserError("\n".join(dict.fromkeys(row["error"] for row in found)))
+    return {"goal": asked.goal, "slos": [slo.describe() for slo in slos], "results": found}
+
+
+def _arrivals(text: str) -> str:
+    """Turn a kind of arrivals into a form with a rate, which the search replaces."""
+    kind, _, rest = text.strip().partition(":")
+    if kind not in KINDS:
+        raise UserError(f'--arrivals "{text}" is no kind of arrivals with a rate; write {", ".join(KINDS)}')
+    return ":".join(word for word in (kind, "1", rest) if word)
+
+
+# By users -------------------------------------------------------------------------------------------------------
+
+
+def _by_users(asked: Asked, workers: Workers, csv: Path | None, parquet: Path | None) -> dict[str, Any]:
+    """Run every point of a grid over users, and pick from it."""
+    users = [_count(word, "--users") for word in asked.users.split(",")]
+    over: dict[str, Sequence[Any]] = {"arrivals": [f"closed:{count}" for count in users]}
+    for text in asked.vary:
+        name, equals, values = text.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f'--vary "{text}" is no NAME=V1,V2; write, for example, --vary b=4,8,16')
+        over[f"{PARAM}{name.strip()}"] = [_count(word, "--vary") for word in values.split(",")]
+    study = _study(asked, over, workers).run()
+    for row in study.rows:
+        _complete(row, asked.price)
+    if csv is not None:
+        study.write_csv(csv)
+    if parquet is not None:
+        study.write_parquet(parquet)
+    if study.rows and len(study.failed) == len(study.rows):
+        raise UserError("\n".join(dict.fromkeys(str(row["error"]) for row in study.failed)))
+    rows = [row for row in study.rows if _within(row, asked)]
+    document = {"goal": asked.goal, "points": study.rows, "failed": study.failed}
+    if asked.goal == "pareto":
+        return {**document, "front": front(rows, FRONT)}
+    name = asked.vary[0].partition("=")[0].strip()
+    for row in rows:
+        row[name] = row[f"{PARAM}{name}"]
+    parts = {
+        spec: tiers([row for row in rows if row["spec"] == spec], name, "throughput_tok_s_gpu")
+        for spec in dict.fromkeys(row["spec"] for row in rows)
+    }
+    checked = {spec: _checked(asked, spec, name, found, study) for spec, found in parts.items()}
+    if asked.policy_out is not None:
+        _write_policy(asked.policy_out, name, next(iter(parts.values())))
+    return {**document, "parameter": name, "tiers": parts, "with_tiers": checked}
+
+
+def policy_of(name: str, found: Sequence[dict[str, Any]]) -> str:
+    """Write the policy file of tiers that were found; the last one holds for any larger number."""
+    steps = [{"to": tier["up_to"], "value": tier[name]} for tier in found[:-1]]
+    steps.append({"value": found[-1][name]})
+    tier = {"param": name, "steps": steps, "check": [{"value": 2}]}
+    return yaml.safe_dump({"policy": "planned", "admit": "holdback", "tier": tier}, sort_keys=False)
+
+
+def _write_policy(path: Path, name: str, found: Sequence[dict[str, Any]]) -> None:
+    """Write the policy file; raises UserError where that cannot be."""
+    try:
+        path.write_text(policy_of(name, found), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); give another place with --policy-out"
+        ) from error
+
+
+def _checked(
+    asked: Asked, spec: str, name: str, found: Sequence[dict[str, Any]], study: Study
+) -> dict[int, float | str]:
+    """Run the policy of the tiers at every number of users; give its speed, or why it cannot run."""
+    if len(found) < 2:
+        return {}
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "planned.yaml"
+        path.write_text(policy_of(name, found), encoding="utf-8")
+        chosen = {
+            values["arrivals"]: scenario
+            for values, scenario in study.points
+            if values["spec"] == spec and scenario.hardware == asked.hardware[0]
+        }
+        points = []
+        for scenario in chosen.values():
+            params = {key: value for key, value in scenario.params.items() if key != name}
+            points.append(scenario.model_copy(update={"policy": str(path), "params": params}))
+        results = Workers(1).run(points)
+    return {
+        int(arrivals.removeprefix("closed:")): result["error"] or result["throughput_tok_s_gpu"]
+        for arrivals, result in zip(chosen, results, strict=True)
+    }
+
+
+def _complete(row: Result, price: float | None) -> None:
+    """Add what follows from a point's results: its users, the speed of one, the price."""
+    row["users"] = int(row["arrivals"].removeprefix("closed:"))
+    if row["error"]:
+        return
+    row["user_tok_s"] = round(1e3 / row["tpot_ms_p50"], 3) if row["tpot_ms_p50"] else None
+    if price is not None:
+        row["price_per_million_tokens"] = price_per_million(price, row["throughput_tok_s_gpu"])
+
+
+def _within(row: Result, asked: Asked) -> bool:
+    """Say whether a point succeeded within all limits."""
+    return not row["error"] and all(row[slo.name] <= slo.limit_ms for slo in parse_slos(asked.slos))
+
+
+def _study(asked: Asked, over: dict[str, Sequence[Any]], workers: Workers) -> Study:
+    """Lay out specs, accelerators and their numbers around what a goal varies."""
+    return Study(
+        asked.base,
+        over={
+            "spec": list(asked.specs),
+            "hardware": list(asked.hardware),
+            "tensor_parallel": [_count(word, "--tp") for word in asked.tp.split(",")],
+            **over,
+        },
+        accept=_by_spec(asked.accept, asked.specs, "--accept"),
+        drafter=_by_spec(asked.drafter, asked.specs, "--drafter"),
+        slos=asked.slos,
+        workers=workers,
+    )
+
+
+def _by_spec(texts: Sequence[str], specs: Sequence[str], option: str) -> dict[str, str]:
+    """Read `SPEC=VALUE` or a value for all specs."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            found |= dict.fromkeys(specs, text)
+        elif name not in specs:
+            raise UserError(f'{option} "{text}": {name} is not among {", ".join(specs)}; name one of them')
+        else:
+            found[name] = value
+    return found
+
+
+def _count(word: str, option: str) -> int:
+    """Read a whole number of at least 1."""
+    if not word.strip().isdigit() or not 1 <= int(word) <= 1_000_000:
+        raise UserError(f'{option}: "{word}" is no whole number from 1 to 1000000; write 1,8,64, for example')
+    return int(word)
+
+
+# Printing -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on stderr of the points that are done; searches add points as they go."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("points", total=None)
+        yield lambda done, asked: bar.update(task, completed=done, total=asked)
+
+
+def _print(console: Console, asked: Asked, document: dict[str, Any]) -> None:
+    """Print the answer as a table."""
+    if asked.goal in ("max-rate", "min-gpus"):
+        console.print(_rates(asked, document))
+        for row in document["results"]:
+            if "error" in row:
+                console.print(
+                    f"{row['spec']} on {row['hardware']}: {row['error']}", markup=False, highlight=False
+                )
+        return
+    if asked.goal == "pareto":
+        console.print(_front(document["front"], priced=asked.price is not None))
+    else:
+        for spec, found in document["tiers"].items():
+            console.print(_tiers(spec, document["parameter"], found, document["with_tiers"][spec]))
+    failed = len(document["failed"])
+    if failed:
+        console.print(
+            f"{failed} points failed, the first with: {document['failed'][0]['error']}", markup=False
+        )
+
+
+def _rates(asked: Asked, document: dict[str, Any]) -> Table:
+    """Return the answers of a search by rate."""
+    table = Table(title="  ".join(document["slos"]), title_justify="left")
+    answer = "requests/s" if asked.goal == "max-rate" else "GPUs"
+    for column in ("spec", "hardware", answer, *document["slos"]):
+        table.add_column(
+            column.partition("=")[0], justify="left" if column in ("spec", "hardware") else "right"
+        )
+    for row in document["results"]:
+        if "error" in row:
+            continue
+        place = _place(row)
+        value = f"{row['max_rate_req_s']:.4g}" if asked.goal == "max-rate" else str(row["gpus"])
+        ends = [
+            f"{duration(mean)} [{duration(low)}, {duration(high)}]"
+            for mean, low, high in row["intervals_ms"].values()
+        ]
+        table.add_row(row["spec"], place, value, *ends)
+    table.caption = "mean over seeds, and its 95 % interval; the next load that was tried breaks a limit"
+    return table
+
+
+def _front(rows: Sequence[Result], *, priced: bool) -> Table:
+    """Return the points that nothing else beats."""
+    table = Table(
+        title="what nothing else beats in speed of a user and of a GPU",
+        title_justify="left",
+        box=HORIZONTALS,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for column in (
+        "spec",
+        "hardware",
+        "users",
+        "a user",
+        "a GPU",
+        "bound",
+        *(["a million"] if priced else []),
+    ):
+        table.add_column(column, justify="left" if column in ("spec", "hardware") else "right", no_wrap=True)
+    for row in sorted(rows, key=lambda row: row["users"]):
+        bound = max(("compute", "memory", "latency"), key=lambda name: float(row[f"bound_{name}"]))
+        params = [
+            f"{name.removeprefix(PARAM)}={row[name]}" for name in row if name.startswith(PARAM) and row[name]
+        ]
+        cells = [" ".join([row["spec"], *params]), _place(row), str(row["users"])]
+        cells += [short(row["user_tok_s"]), short(row["throughput_tok_s_gpu"]), bound]
+        table.add_row(*cells, *([f"{row['price_per_million_tokens']:.3f}"] if priced else []))
+    table.caption = (
+        "a user, a GPU: tok/s of one; bound: by what most of the time; a million: price of so many tokens"
+    )
+    return table
+
+
+def _place(row: dict[str, Any]) -> str:
+    """Write the accelerators of a replica."""
+    return (
+        f"{row['hardware']} x {row['tensor_parallel']}"
+        if row["tensor_parallel"] > 1
+        else str(row["hardware"])
+    )
+
+
+def _tiers(spec: str, name: str, found: Sequence[dict[str, Any]], checked: dict[int, float | str]) -> Table:
+    """Return the tiers of one spec, with what each fixed value would give."""
+    values = sorted({value for tier in found for at in tier["at"].values() for value in at["of"]})
+    table = Table(title=f"{spec}: best {name} by users", title_justify="left")
+    for column in ("users", f"best {name}", *(f"{name}={value}" for value in values), "tiers"):
+        table.add_column(column, justify="right")
+    for tier in found:
+        for users, at in tier["at"].items():
+            cells = [short(at["of"][value]) if value in at["of"] else "-" for value in values]
+            tiered = checked.get(users, "-")
+            cells.append(tiered if isinstance(tiered, str) else short(tiered))
+            table.add_row(str(users), str(tier[name]), *cells)
+    limits = ", ".join(f"{tier[name]} up to {tier['up_to']}" for tier in found)
+    table.caption = f"tok/s a GPU; tiers: {limits}; the last column is their policy, simulated"
+    return table

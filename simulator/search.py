@@ -1,0 +1,210 @@
+"""Searches over scenarios: the highest load within service levels, the fewest accelerators, tiers, the Pareto front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fsm_spec.errors import UserError
+from fsm_spec.simulator.point import Result
+from fsm_spec.simulator.scenario import Scenario
+from fsm_spec.simulator.slo import Slo
+from fsm_spec.simulator.workers import Workers
+
+LOWEST_RATE, HIGHEST_RATE = 1e-3, 1e5  # requests a second
+MOST_SEEDS_FACTOR = 3  # times the seeds that were asked for, where a decision hangs in the balance
+LEVEL = 0.95
+MOST_REPLICAS = 4096
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Hold how a load did over several seeds: whether every limit holds, and the interval of each statistic."""
+
+    rate: float
+    verdict: str  # holds, broken or undecided
+    intervals: dict[str, tuple[float, float, float]]
+    """Mean, low and high end at 95 % confidence over seeds, by statistic."""
+    errors: tuple[str, ...] = ()
+    overloaded: bool = False
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return mean, low and high end of the mean at 95 % confidence (Student's t); one value has no width."""
+    mean = float(np.mean(values))
+    if len(values) < 2 or not np.isfinite(mean):
+        return mean, mean, mean
+    half = float(
+        stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    )
+    return mean, mean - half, mean + half
+
+
+def judge(rate: float, results: Sequence[Result], slos: Sequence[Slo]) -> Judged:
+    """Decide over the seeds of one load; an interval across a limit is undecided, a failed run is no latency."""
+    errors = tuple(dict.fromkeys(str(result["error"]) for result in results if result["error"]))
+    if errors:
+        return Judged(rate, "broken", {}, errors)
+    intervals = {slo.name: interval([result[slo.name] for result in results]) for slo in slos}
+    if sum(bool(result["verdicts"]) for result in results) * 2 > len(results):
+        return Judged(rate, "broken", intervals, overloaded=True)
+    verdict = "holds"
+    for slo in slos:
+        _, low, high = intervals[slo.name]
+        if low > slo.limit_ms:
+            return Judged(rate, "broken", intervals)
+        if high > slo.limit_ms:
+            verdict = "undecided"
+    return Judged(rate, verdict, intervals)
+
+
+@dataclass
+class RateSearch:
+    """Find the highest rate of an arrival process at which every limit holds, by bisection.
+
+    `base` is a scenario whose arrivals are `KIND:RATE[...]`. Each load runs with `seeds` seeds, and with more where its
+    interval lies across a limit; one that stays undecided counts as broken. The answer lies in (best, broken], which
+    differ by at most the share `precision`.
+    """
+
+    base: Scenario
+    slos: Sequence[Slo]
+    workers: Workers
+    seeds: int = 3
+    precision: float = 0.03
+    tried: list[Judged] = field(default_factory=list)
+
+    def run(self) -> tuple[float, Judged | None]:
+        """Return the best rate (0 if none) and how it did; raises UserError if no load meets the limits."""
+        low, high, rate = 0.0, math.inf, 1.0
+        best: Judged | None = None
+        while high > low * (1 + self.precision) and LOWEST_RATE <= rate <= HIGHEST_RATE:
+            found = self.load(rate)
+            if found.verdict == "holds":
+                low, best = rate, found
+            else:
+                self.refuse_hopeless(found)
+                high = rate
+            if low == 0.0:
+                rate = high / 4
+            elif high == math.inf:
+                rate = low * 4
+            else:
+                rate = math.sqrt(low * high)
+        if best is None:
+            raise UserError(self.hopeless())
+        return low, best
+
+    def load(self, rate: float) -> Judged:
+        """Judge one rate, with more seeds while it is undecided."""
+        count = self.seeds
+        while True:
+            points = [self._at(rate, seed) for seed in range(count)]
+            found = judge(rate, self.workers.run(points, self.slos), self.slos)
+            if found.verdict != "undecided" or count >= MOST_SEEDS_FACTOR * self.seeds:
+                self.tried.append(found)
+                return found
+            count += self.seeds
+
+    def _at(self, rate: float, seed: int) -> Scenario:
+        kind, _, rest = self.base.arrivals.partition(":")
+        tail = rest.partition(":")[2]
+        arrivals = ":".join(word for word in (kind, f"{rate:.6g}", tail) if word)
+        return self.base.model_copy(update={"arrivals": arrivals, "seed": self.base.seed + seed})
+
+    def refuse_hopeless(self, found: Judged) -> None:
+        """Raise UserError where a run failed for a reason that no other load changes."""
+        if found.errors:
+            raise UserError(f"{self.base.spec}: {found.errors[0]}")
+
+    def hopeless(self) -> str:
+        """Say which limit even the lowest load breaks."""
+        last = min(self.tried, key=lambda judged: judged.rate)
+        broken = [
+            f"{slo.describe()} ({last.intervals[slo.name][0]:.4g} ms at {last.rate:.3g} requests/s)"
+            for slo in self.slos
+            if last.intervals[slo.name][2] > slo.limit_ms
+        ]
+        return (
+            f"{self.base.spec} on {self.base.hardware}: no load meets {' and '.join(broken) or 'the limits'};"
+            " give a larger limit, other hardware or more --tp"
+        )
+
+
+def max_rate(search: RateSearch) -> dict[str, Any]:
+    """Return the highest rate within the limits, its bracket and intervals, and all loads that were tried."""
+    rate, best = search.run()
+    assert best is not None
+    above = [judged.rate for judged in search.tried if judged.rate > rate]
+    return {
+        "spec": search.base.spec,
+        "hardware": search.base.hardware,
+        "tensor_parallel": search.base.tensor_parallel,
+        "max_rate_req_s": round(rate, 4),
+        "broken_at_req_s": round(min(above), 4) if above else None,
+        "seeds": search.seeds,
+        "intervals_ms": {name: [round(value, 3) for value in ends] for name, ends in best.intervals.items()},
+        "tried": [
+            {"rate": round(judged.rate, 4), "verdict": judged.verdict, "overloaded": judged.overloaded}
+            for judged in sorted(search.tried, key=lambda judged: judged.rate)
+        ],
+    }
+
+
+def min_gpus(search: RateSearch, rate: float) -> dict[str, Any]:
+    """Return the fewest replicas that carry a rate; each takes an equal share, of the same kind of arrivals."""
+    low, high = 0, 1
+    while search.load(rate / high).verdict != "holds":
+        search.refuse_hopeless(search.tried[-1])
+        low, high = high, high * 2
+        if high > MOST_REPLICAS:
+            raise UserError(search.hopeless())
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if search.load(rate / middle).verdict == "holds" else (middle, high)
+    best = next(judged for judged in reversed(search.tried) if judged.rate == rate / high)
+    return {
+        "spec": search.base.spec,
+        "hardware": search.base.hardware,
+        "tensor_parallel": search.base.tensor_parallel,
+        "replicas": high,
+        "gpus": high * search.base.tensor_parallel,
+        "rate_a_replica_req_s": round(rate / high, 4),
+        "intervals_ms": {name: [round(value, 3) for value in ends] for name, ends in best.intervals.items()},
+    }
+
+
+def front(rows: Iterable[Result], better: Sequence[tuple[str, int]]) -> list[Result]:
+    """Return the rows that none beats, that is, equals in all of `better` (name, 1 or -1) and exceeds in one."""
+    rows = [row for row in rows if not row["error"] and all(row[name] is not None for name, _ in better)]
+
+    def beats(one: Result, other: Result) -> bool:
+        gains = [(one[name] - other[name]) * sign for name, sign in better]
+        return bool(min(gains) >= 0 and max(gains) > 0)
+
+    return [row for row in rows if not any(beats(other, row) for other in rows)]
+
+
+def tiers(rows: Sequence[Result], name: str, better: str) -> list[dict[str, Any]]:
+    """Return the best value of a parameter for each number of users, runs of equal ones joined: up to how many users.
+
+    `rows` have `users`, the parameter `name`, and `better` to be as large as possible.
+    """
+    found: list[dict[str, Any]] = []
+    for users in sorted({row["users"] for row in rows}):
+        here = [row for row in rows if row["users"] == users and not row["error"]]
+        if not here:
+            continue
+        best = max(here, key=lambda row: (row[better], -row[name]))
+        worst_fixed = {row[name]: row[better] for row in here}
+        if found and found[-1][name] == best[name]:
+            found[-1]["up_to"] = users
+        else:
+            found.append({"up_to": users, name: best[name]})
+        found[-1].setdefault("at", {})[users] = {"best": best[better], "of": worst_fixed}
+    return found
