@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_LINES: Final = 16
 # Nodes of an example tree: enough to see siblings and cousins.
 TEXT_NODES: Final = 12
-SEEN: Final[dict[str, str]] = {"keep": "█", "provisional": "▓", "scratch": "▒"}
+SEEN: Final[dict[str, str]] = {"keep": "█", "provisional": "▓", "open": "▚", "scratch": "▒"}
 UNSEEN: Final = "·"
 # A run that sees itself row by row, each up to itself.
 STAIRS: Final = "◣"
@@ -38,11 +38,12 @@ class Run:
     kv: Fate
     adapter: bool
     group: int = -1
+    query: bool = True
 
     @property
     def label(self) -> str:
         """Name the run, with what sets its rows apart from others: `noise[2] adapter scratch`."""
-        return f"{self.name} {'adapter ' if self.adapter else ''}{self.kv}"
+        return f"{self.name} {'adapter ' if self.adapter else ''}{self.kv}{'' if self.query else ', K and V only'}"
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,13 @@ def picture(table: Table, plan: ForwardPlan, most_nodes: int) -> Picture:
     """Give what a forward's rows see of their block; of a tree an example with at most `most_nodes` nodes."""
     if plan.tree is None:
         runs = tuple(
-            Run(segment.name, segment.first, segment.max_count, segment.kv, segment.adapter, segment.group)
-            for segment in plan.segments
-            if segment.max_count
+            Run(each.name, each.first, each.max_count, each.kv, each.adapter, each.group, each.query)
+            for each in plan.segments
+            if each.max_count
         )
-        return Picture(runs, plan.mask)
+        # Rows without queries are seen and see nothing.
+        asks = np.array([run.query for run in runs for _ in range(run.count)], dtype=np.bool_)
+        return Picture(runs, plan.mask & asks[:, None])
     nodes = plan.segments[0]
     walk = next((op for op in plan.operators if op.op == "walk"), None)
     grown = [op for known in table.forwards.values() for op in known.operators if op.op == "grow"]
@@ -149,9 +152,11 @@ def text(table: Table, plan: ForwardPlan) -> list[str]:
     return _rows(shown) if len(shown.mask) <= MOST_LINES else _runs(shown)
 
 
-def _head(more: str = "") -> str:
-    kinds = ", ".join(f"{mark} {fate}" for fate, mark in SEEN.items())
-    return f"  block mask: a row sees all committed KV, and of its block: {kinds}{more}"
+def _head(shown: Picture, more: str = "") -> str:
+    fates = {"keep", "provisional", "scratch", *shown.fates}
+    kinds = ", ".join(f"{mark} {fate}" for fate, mark in SEEN.items() if fate in fates)
+    before = ", open rows of before" if "open" in fates else ""
+    return f"  block mask: a row sees all committed KV{before}, and of its block: {kinds}{more}"
 
 
 def _cells(shown: Picture, row: int) -> str:
@@ -161,7 +166,7 @@ def _cells(shown: Picture, row: int) -> str:
 
 def _rows(shown: Picture) -> list[str]:
     labels = [run.label if row == 0 else "" for run in shown.runs for row in range(run.count)]
-    return [_head(), *_labelled(shown, labels)]
+    return [_head(shown), *_labelled(shown, labels)]
 
 
 def _labelled(shown: Picture, labels: list[str]) -> list[str]:
@@ -176,7 +181,7 @@ def _labelled(shown: Picture, labels: list[str]) -> list[str]:
 def _tree(shown: Picture, rows: int) -> list[str]:
     size = len(shown.parents)
     which = f"the first {size} of {rows} nodes" if size < rows else f"{size} nodes"
-    lines = [_head(), f"  of an example tree, {which}, each rank half as likely as the one before:"]
+    lines = [_head(shown), f"  of an example tree, {which}, each rank half as likely as the one before:"]
     labels = ["root" if parent < 0 else f"below {parent}" for parent in shown.parents]
     return lines + _labelled(shown, labels)
 
@@ -186,7 +191,7 @@ def _runs(shown: Picture) -> list[str]:
     groups = by_group(shown.runs)
     runs = [run for group in repeated(groups, MOST_LINES // len(groups[0])) for run in group]
     gap = len(groups[0]) * 2 if len(runs) < len(shown.runs) else len(runs)
-    lines = [_head(f", {STAIRS} up to itself"), "  columns stand in the order of the lines"]
+    lines = [_head(shown, f", {STAIRS} up to itself"), "  columns stand in the order of the lines"]
     spans = [
         str(run.first) if run.count == 1 else f"{run.first}..{run.first + run.count - 1}" for run in runs
     ]

@@ -18,14 +18,15 @@ from fsm_spec.layout import MARGIN
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fsm_spec.plan import ForwardPlan
+    from fsm_spec.plan import Fate, ForwardPlan
     from fsm_spec.table import Table
 
-# Light enough for print, apart from each other without colour sight: a blue, a green, an amber.
-FATES: Final = {"keep": "#2b6cb0", "provisional": "#38a169", "scratch": "#ecc94b"}
+# Light enough for print, apart from each other without colour sight: a blue, a green, a violet, an amber.
+FATES: Final = {"keep": "#2b6cb0", "provisional": "#38a169", "open": "#9f7aea", "scratch": "#ecc94b"}
 MEANING: Final = {
     "keep": "keep: committed",
     "provisional": "provisional: kept as far as accepted",
+    "open": "open: seen until the round ends",
     "scratch": "scratch: dropped",
 }
 # Stripes over the colour of the fate.
@@ -58,7 +59,9 @@ def svg(table: Table) -> str:
     params = ", ".join(f"{name} = {value}" for name, value in table.params.items())
     parts: list[str] = []
     top, width = MARGIN + 44.0, 2.0 * MARGIN + 9.5 * len(table.name) + 7 * len(params) + 14
-    legend, right = _legend(MARGIN + 30)
+    legend, right = _legend(
+        MARGIN + 30, {each.kv for plan in table.forwards.values() for each in plan.segments}
+    )
     width = max(width, right)
     for plan in table.forwards.values():
         if plan.rows:
@@ -79,11 +82,11 @@ def svg(table: Table) -> str:
     return "\n".join([*head, *legend, *parts, "</svg>"]) + "\n"
 
 
-def _legend(y: float) -> tuple[list[str], float]:
+def _legend(y: float, fates: set[Fate]) -> tuple[list[str], float]:
     """Say what the colours mean; gives its parts and its right edge."""
     x, parts = float(MARGIN), []
     for fill, words in (
-        *((FATES[fate], text) for fate, text in MEANING.items()),
+        *((FATES[fate], text) for fate, text in MEANING.items() if fate in fates),
         ("url(#fsm-adapter)", "adapter"),
         (CACHE, "committed KV"),
     ):

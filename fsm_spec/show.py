@@ -19,11 +19,11 @@ from fsm_spec.plan import KINDS
 
 if TYPE_CHECKING:
     from fsm_spec.plan import ForwardPlan, OperatorPlan, SegmentPlan
-    from fsm_spec.table import Row, Table
+    from fsm_spec.table import ArgPlan, Row, Table
 
 WIDTH: Final = 100
 # Guards and effects are folded beyond these, so that a line of transitions stays about as wide as the rest.
-GUARD, EFFECT, LIFE_EFFECT = 40, 72, 46
+GUARD, EFFECT, LIFE_EFFECT = 40, 66, 46
 CONTRACTS: Final = {
     "pending": "kv = prompt + emitted - 1 where a round starts: the newest token has no KV yet",
     "full": "kv = prompt + emitted where a round starts",
@@ -31,7 +31,7 @@ CONTRACTS: Final = {
 }
 # Groups that the rows of a forward are listed for; more show nothing new.
 MOST_GROUPS: Final = 4
-FATE_STYLES: Final = {"keep": "blue", "provisional": "green", "scratch": "yellow"}
+FATE_STYLES: Final = {"keep": "blue", "provisional": "green", "open": "magenta", "scratch": "yellow"}
 PHASE_STYLES: Final = {"draft": "yellow", "verify": "green", "commit": "blue", "refresh": "magenta"}
 
 
@@ -147,7 +147,9 @@ def _forward(table: Table, plan: ForwardPlan) -> list[str]:
     about = table.spec.forwards[plan.name].about
     lines = [f"{_title(plan)}{' - ' + about if about else ''}"]
     if plan.segments:
-        rows = [["rows", "segment", "source", "beside", "count", "position", "slot", "weights", "logits", "KV"]]
+        rows = [
+            ["rows", "segment", "source", "beside", "count", "position", "slot", "weights", "logits", "KV"]
+        ]
         groups = block_mask.by_group(plan.segments)
         shown = block_mask.repeated(groups, MOST_GROUPS)
         rows += [_segment(segment, table) for group in shown for segment in group]
@@ -258,9 +260,17 @@ def _transitions(table: Table) -> list[str]:
     lines = [f"transitions{usual}", *columns(_folded(rows, {2: GUARD, 4: EFFECT}))]
     for event in table.events.values():
         if event.args and any(not row.built_in for row in table.rows_of(event.name)):
-            given = ", ".join(f"{arg.name} in {to_text(arg.low)}..{to_text(arg.high)}" for arg in event.args)
-            lines.append(f"  {event.name} gives {given}")
+            given = [f"{arg.name} {_range(arg)}" for arg in event.args]
+            lead = f"  {event.name} gives "
+            lines += textwrap.wrap(
+                ", ".join(given), WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead)
+            )
     return lines
+
+
+def _range(arg: ArgPlan) -> str:
+    low, high = to_text(arg.low), to_text(arg.high)
+    return f"= {low}" if low == high else f"in {low}..{high}"
 
 
 def _row(row: Row, table: Table) -> list[str]:

@@ -23,12 +23,14 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from fsm_spec import spec
+from fsm_spec import expression, spec
 from fsm_spec.cli import application
 from fsm_spec.expression import Const, Name, to_text
 from fsm_spec.findings import SpecFindings
-from fsm_spec.load import loads
+from fsm_spec.load import load, loads, shipped
 from fsm_spec.operators import OPERATORS, Operator, Output
+from fsm_spec.resizing import live_carries
+from fsm_spec.scope import Scope
 from fsm_spec.simulator.hardware import LINEAR_FIELDS, Hardware, Linear, hardware_names, load_hardware
 from fsm_spec.simulator.model import load_model, model_names
 
@@ -59,13 +61,21 @@ MODELS: Final[tuple[tuple[type[BaseModel], str], ...]] = (
     (spec.Param, "An integer that is fixed for a run."),
     (spec.Column, "A bounded integer that every request carries and that guards, counts and traces read."),
     (spec.Carry, "A tensor that every request carries from round to round."),
-    (spec.Forward, "One pass of the model, and the operators on its logits."),
+    (spec.BlockContract, "The contract that KV ends with a whole block where a round starts."),
+    (spec.DraftModel, "A model beside the target, with a KV cache of its own."),
+    (spec.Forward, "One pass of a model, and the operators on its logits."),
+    (spec.Groups, "Rows that are repeated in groups."),
     (
         spec.Segment,
         "A run of rows of a forward's block with the same source, weights, logits use and KV fate.",
     ),
     (spec.Sample, "The operator `sample`: one token for each row."),
     (spec.Accept, "The operator `accept`: how many drafts stand, and the token after them."),
+    (spec.Unmask, "The operator `unmask`: some masks of a block become tokens."),
+    (spec.Grow, "The operator `grow`: a tree of drafts."),
+    (spec.Walk, "The operator `walk`: how far the target agrees with a tree."),
+    (spec.Budget, "The operator `budget`: how many drafts of each request are verified."),
+    (spec.Capture, "The operator `capture`: hidden states of rows."),
     (spec.Lookup, "The operator `lookup`: drafts from the request's own text."),
     (spec.State, "Where a request stands in a round; wait, prefill and end are built in."),
     (spec.Holding, "KV slots by kind."),
@@ -74,13 +84,15 @@ MODELS: Final[tuple[tuple[type[BaseModel], str], ...]] = (
     (spec.Event, "An event of an abstract model."),
     (spec.EventArg, "An argument of such an event."),
 )
+OPERATIONS: Final = ("Sample", "Accept", "Unmask", "Grow", "Walk", "Budget", "Capture", "Lookup")
 WORDS: Final[tuple[tuple[Any, str], ...]] = (
     (spec.IntExpr, "expression"),
     (spec.BoolExpr, "condition"),
     (spec.PieceText, "piece"),
     (spec.Assignment, "expression, piece or list of pieces"),
     (spec.NameText, "name"),
-    (spec.Operation, "[Sample](#sample), [Accept](#accept) or [Lookup](#lookup)"),
+    (spec.SourceText, "piece, or list of pieces"),
+    (spec.Operation, "an operator: " + ", ".join(f"[{name}](#{name.lower()})" for name in OPERATIONS)),
     (spec.Flag, "`true` or `false`"),
     (spec.Small, "integer"),
     (str, "text"),
@@ -177,11 +189,11 @@ def _described(output: Output, most: str) -> str:
         return f"a count from 0 to {most}"
     words = {
         "token": "token",
-        "real": "number",
-        "feature": "hidden state",
         "law": "law",
         "index": "row of the block",
         "tree": "node of a tree",
+        "feature": "hidden state",
+        "real": "number",
     }
     first, _, rest = words[output.kind].partition(" ")
     return f"{most} {first}{'' if most == '1' else 's'}{f' {rest}' if rest else ''}"
@@ -221,6 +233,100 @@ def _finding(fault: dict[str, str]) -> str:
     edit = f"`{old.strip()}` becomes `{new.strip()}`" if new else f"without `{old.strip()}`"
     told = fault.get("say", edit)
     return f"In `{name}`, {told}:\n\n```text\n" + "\n".join(lines) + "\n```\n"
+
+
+# Shipped specs ------------------------------------------------------------------------------------------------
+
+
+def specs() -> str:
+    """List the shipped specs with what they claim, and what of their output is identical or equal in law."""
+    known = [load(path).spec for _, path in sorted(shipped().items())]
+    claims = [
+        [f"`{each.spec}`", _claim(each), _judges(each), each.lossless.why, each.source]
+        for each in known
+        if each.lossless is not None
+    ]
+    about = [f"## {each.spec}\n\n{_wrapped(each.about)}\n\n{_params(each)}" for each in known]
+    return page(
+        "Shipped specs",
+        "Written from the specs themselves: what each claims and why, where it comes from, and how it judges drafts.",
+        "[The language](../language.md#claims) says what a claim promises, and how promises are tested.\n",
+        table(["spec", "claim", "drafts judged by", "because", "source"], claims),
+        "## What is identical, and what is equal in law\n",
+        "Compared with plain decoding (`ar`) of the same request with the same seed, where logits do not depend on the",
+        "batch (float32 or wider). The last columns compare a request with itself: in another batch, and preempted",
+        "half-way. It follows from how drafts are judged, and from what a round takes over from the one before:",
+        "what a preemption drops may be proposed anew, and other proposals give other tokens of the same law.",
+        "Where a policy chooses sizes by load (`tier`), proposals depend on the load as well.\n",
+        table(
+            ["spec", "temperature 0", "temperature above 0", "in a batch", "after preemption"],
+            [[f"`{each.spec}`", *promises(each)] for each in known],
+        ),
+        *about,
+    )
+
+
+def _claim(each: spec.Spec) -> str:
+    assert each.lossless is not None
+    return "none" if each.lossless.claim == "no" else each.lossless.claim
+
+
+def _judges(each: spec.Spec) -> str:
+    rules = dict.fromkeys(
+        f"{'walk by ' if isinstance(op, spec.Walk) else ''}{op.rule}"
+        for forward in each.forwards.values()
+        for op in forward.ops
+        if isinstance(op, (spec.Accept, spec.Walk))
+    )
+    return ", ".join(rules) or "nothing"
+
+
+def _wrapped(text: str) -> str:
+    """Write one line a sentence."""
+    return re.sub(r"(?<=[.]) +(?=[A-Z])", "\n", " ".join(text.split()))
+
+
+def _params(each: spec.Spec) -> str:
+    rows = [
+        [f"`{name}`", f"{each.range[0]} to {each.range[1]}", str(each.default), each.about]
+        for name, each in each.params.items()
+    ]
+    return table(["parameter", "range", "default", "meaning"], rows) if rows else "No parameters.\n"
+
+
+def promises(each: spec.Spec) -> list[str]:
+    """Say what of a spec's output is identical: at temperature 0, above it, in a batch, after preemption."""
+    claim = each.lossless.claim if each.lossless is not None else "no"
+    rules = {
+        op.rule
+        for forward in each.forwards.values()
+        for op in forward.ops
+        if isinstance(op, (spec.Accept, spec.Walk))
+    }
+    # Without a judge a block that a preemption drops is filled again, by the same draws.
+    after = "may differ" if rules and crosses(each) else "identical"
+    if claim == "no":
+        return ["no promise", "no promise", "identical", after]
+    if claim == "greedy":
+        return ["identical", "those of temperature 0", "identical", "identical"]
+    if rules <= {"match"}:
+        return ["identical"] * 4
+    return ["identical", "the same law", "identical", "the same law" if crosses(each) else "identical"]
+
+
+def crosses(each: spec.Spec) -> bool:
+    """Tell whether a round depends on more than the text: its state, a column or a carry of the round before."""
+    rounds = [name for name, state in each.states.items() if state.round]
+    live = {name for start in rounds for name in live_carries(Scope(each), start)} & set(each.carry)
+    moved = [
+        value
+        for transition in each.transitions
+        if transition.to in rounds
+        for name, value in transition.set.items()
+        if name in each.columns
+        and not set(expression.names(expression.parse(str(value)))) <= set(each.params)
+    ]
+    return len(rounds) > 1 or bool(live) or bool(moved)
 
 
 # Catalogue ----------------------------------------------------------------------------------------------------
@@ -375,6 +481,7 @@ def written(root: Path) -> dict[str, str]:
         "docs/reference/operators.md": operators(),
         "docs/reference/findings.md": findings(),
         "docs/reference/catalogue.md": catalogue(),
+        "docs/reference/specs.md": specs(),
         COMMANDS_PAGE: with_options((root / COMMANDS_PAGE).read_text(encoding="utf-8")),
     }
 

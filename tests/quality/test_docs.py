@@ -3,8 +3,8 @@
 Each ```console block of README.md and docs/ is a session: a line `$ fsm-spec ...` is run, and the lines below
 it, if there are any, are compared with what it printed (stdout and stderr together).
 A line `...` stands for any number of lines, `...` within a line for any text of that line.
-After the word console, `no-run` leaves a block out (downloads, long runs, other programs), and `exit=2`
-expects that exit code of its last command.
+After the word console, `no-run` leaves a block out (downloads, long runs, other programs), `needs-model` where
+SmolLM2 has not been fetched, and `exit=2` expects that exit code of its last command.
 The blocks of one page run in order in one folder of their own, with links to the project's folders.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from fsm_spec.executor.models.store import model_folder
 from fsm_spec.table import BUILT_IN_COLUMNS
 from fsm_spec.trace import STEP_FIELDS
 
@@ -29,6 +30,7 @@ PAGES = sorted(
     str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")] if path.exists()
 )
 LINKED = ("specs", "docs", "bench")
+MODEL = model_folder("smollm2-135m")
 
 
 @dataclass
@@ -76,7 +78,7 @@ def read_commands(text: str) -> list[Command]:
     """Return the commands of a page that are to be run; raise ValueError for one that is not ours."""
     commands: list[Command] = []
     for first, info, lines in read_blocks(text):
-        if info[:1] != ["console"] or "no-run" in info:
+        if info[:1] != ["console"] or "no-run" in info or ("needs-model" in info and not MODEL.exists()):
             continue
         block: list[Command] = []
         for number, line in join_lines(lines, first):

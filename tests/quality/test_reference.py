@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -76,21 +77,38 @@ def test_tutorial_shows_the_file_that_it_runs(project: Path) -> None:
     assert (project / "docs" / "examples" / "echo.yaml").read_text(encoding="utf-8") == "".join(pieces)
 
 
-@pytest.mark.parametrize(("variant", "lines"), [("slips", 4), ("gap", 1), ("keep", 1), ("slot", 1)])
-def test_broken_examples_differ_as_told(project: Path, variant: str, lines: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "variant", "lines"),
+    [
+        ("echo", "slips", 4),
+        ("echo", "gap", 1),
+        ("echo", "keep", 1),
+        ("echo", "slot", 1),
+        ("relay", "slips", 2),
+        ("relay", "gap", 1),
+    ],
+)
+def test_broken_examples_differ_as_told(project: Path, name: str, variant: str, lines: int) -> None:
     """A broken example with another difference would show another fault than the page explains."""
     examples = project / "docs" / "examples"
-    right = (examples / "echo.yaml").read_text(encoding="utf-8").splitlines()
-    broken = (examples / f"echo_{variant}.yaml").read_text(encoding="utf-8").splitlines()
+    right = (examples / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    broken = (examples / f"{name}_{variant}.yaml").read_text(encoding="utf-8").splitlines()
     assert lines == sum(one != other for one, other in zip(right, broken, strict=True))
+
+
+def test_guide_shows_the_file_that_it_runs(project: Path) -> None:
+    """A reader who types the pieces of the guide gets the file that its commands run."""
+    pieces = blocks(project / "docs" / "guides" / "write_your_own.md", "yaml")
+    assert (project / "docs" / "examples" / "relay.yaml").read_text(encoding="utf-8") == "".join(pieces)
 
 
 def test_language_page_shows_the_shipped_example(project: Path) -> None:
     """An example that is no longer valid teaches mistakes."""
-    whole, model = blocks(project / "docs" / "language.md", "yaml")[:2]
+    whole, groups, model = blocks(project / "docs" / "language.md", "yaml")[:3]
     shipped = (project / "specs" / "linear_spec.yaml").read_text(encoding="utf-8")
     forwards = whole[whole.index("forwards:") : whole.index("check:")]
     assert forwards in shipped
+    assert indent(groups, "    ") in (project / "specs" / "quadratic.yaml").read_text(encoding="utf-8")
     assert model in (project / "docs" / "examples" / "slots.yaml").read_text(encoding="utf-8")
 
 
