@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_LINES: Final = 16
 # Nodes of an example tree: enough to see siblings and cousins.
 TEXT_NODES: Final = 12
-SEEN: Final[dict[str, str]] = {"keep": "█", "provisional": "▓", "scratch": "▒"}
+SEEN: Final[dict[str, str]] = {"keep": "█", "provisional": "▓", "open": "░", "scratch": "▒"}
 UNSEEN: Final = "·"
 # A run that sees itself row by row, each up to itself.
 STAIRS: Final = "◣"
@@ -69,6 +69,10 @@ def picture(table: Table, plan: ForwardPlan, most_nodes: int) -> Picture:
         )
         return Picture(runs, plan.mask)
     nodes = plan.segments[0]
+    if plan.model is not None:
+        # One level of a tree: no node sees another, and its ancestors lie in the slots of earlier forwards.
+        run = Run(nodes.name, 0, nodes.max_count, nodes.kv, nodes.adapter)
+        return Picture((run,), np.eye(nodes.max_count, dtype=np.bool_))
     walk = next((op for op in plan.operators if op.op == "walk"), None)
     grown = [op for known in table.forwards.values() for op in known.operators if op.op == "grow"]
     size = min(nodes.max_count, most_nodes)

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from fsm_spec.table import Table
 
 # Light enough for print, apart from each other without colour sight: a blue, a green, an amber.
-FATES: Final = {"keep": "#2b6cb0", "provisional": "#38a169", "scratch": "#ecc94b"}
+FATES: Final = {"keep": "#2b6cb0", "provisional": "#38a169", "open": "#ed8936", "scratch": "#ecc94b"}
 MEANING: Final = {
     "keep": "keep: committed",
     "provisional": "provisional: kept as far as accepted",
+    "open": "open: seen by later drafts of the round, then dropped",
     "scratch": "scratch: dropped",
 }
 # Stripes over the colour of the fate.

@@ -31,7 +31,7 @@ CONTRACTS: Final = {
 }
 # Groups that the rows of a forward are listed for; more show nothing new.
 MOST_GROUPS: Final = 4
-FATE_STYLES: Final = {"keep": "blue", "provisional": "green", "scratch": "yellow"}
+FATE_STYLES: Final = {"keep": "blue", "provisional": "green", "open": "magenta", "scratch": "yellow"}
 PHASE_STYLES: Final = {"draft": "yellow", "verify": "green", "commit": "blue", "refresh": "magenta"}
 
 
@@ -147,7 +147,9 @@ def _forward(table: Table, plan: ForwardPlan) -> list[str]:
     about = table.spec.forwards[plan.name].about
     lines = [f"{_title(plan)}{' - ' + about if about else ''}"]
     if plan.segments:
-        rows = [["rows", "segment", "source", "beside", "count", "position", "slot", "weights", "logits", "KV"]]
+        rows = [
+            ["rows", "segment", "source", "beside", "count", "position", "slot", "weights", "logits", "KV"]
+        ]
         groups = block_mask.by_group(plan.segments)
         shown = block_mask.repeated(groups, MOST_GROUPS)
         rows += [_segment(segment, table) for group in shown for segment in group]
@@ -199,7 +201,16 @@ def _operator(operator: OperatorPlan, table: Table) -> str:
         what, words = f"unmask by {operator.rule}", f"{read['block']} with {number['left']} masks, by {rows}"
     elif operator.op == "grow":
         what = f"grow by {operator.rule}"
-        words = f"{number['size']} nodes from {read['root']}, the {number['top']} likeliest of each depth of {rows}"
+        if operator.rule == "best":
+            likeliest = f"the {number['top']} likeliest of each depth of {rows}"
+            words = f"{number['size']} nodes from {read['root']}, {likeliest}"
+        else:
+            words = f"{read.get('tree') or read['root']}, by the {number['top']} likeliest children of {rows}"
+    elif operator.op == "prune":
+        what, words = "prune", f"the {number['size']} best nodes of {read['tree']}"
+    elif operator.op == "budget":
+        earlier = f", a total by {read['earlier']}" if "earlier" in read else ""
+        what, words = "budget", f"at most {number['size']} drafts by {read['from_']}{earlier}"
     elif operator.op == "walk":
         what, words = f"walk by {operator.rule}", f"{read['tree']} judged by {rows}"
     elif operator.op == "capture":

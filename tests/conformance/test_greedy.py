@@ -11,6 +11,7 @@ import torch
 
 from fsm_spec.executor.generate import Options, Session, pool_for
 from fsm_spec.executor.models.load import LoadedModel, load_model
+from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.store import SMOLLM2, is_whole, model_folder
 from fsm_spec.load import shipped
 from fsm_spec.policy import Pool
@@ -122,7 +123,8 @@ def real_outputs(model: LoadedModel, table: Table, prompts: list[list[int]]) -> 
     """Return 24 tokens for each prompt, run together."""
     longest = pool_for(table, max(map(len, prompts)), 24)
     pool = Pool(longest.pages * len(prompts), longest.page_size)
-    session = Session(table, model.transformer, model.tokenizer, pool=pool)
+    drafters = random_drafters(table, model.transformer)
+    session = Session(table, model.transformer, model.tokenizer, pool=pool, drafters=drafters)
     numbers = [session.add(prompt, Options(24)) for prompt in prompts]
     session.run()
     return [session.result(number).token_ids for number in numbers]
