@@ -113,6 +113,14 @@ class Layout:
             placed = self._over(columns, exprs)[:, self.segment] + self.offset
         return placed
 
+    def committed(self, columns: Columns) -> Integers:
+        """Give the committed slots of the cache that the forward's model writes, [n]."""
+        ends: Integers = columns["kv"].astype(np.int64)
+        if self.plan.model is not None:
+            behind = self.table.models[self.plan.model].behind
+            ends -= np.asarray(evaluate(self.table, behind, columns, np), np.int64)
+        return ends
+
     def _over(self, columns: Columns, exprs: list[Expr]) -> Integers:
         values = [evaluate(self.table, expr, columns, np) for expr in exprs]
         stacked: Integers = np.stack(values, axis=1).astype(np.int64)
@@ -213,13 +221,25 @@ class Block:
     def _hang(self, name: str) -> None:
         """Place the nodes of each request's tree: position by depth, sight of the ancestors and itself."""
         trees = [self.scope.tree(name, member) for member in range(len(self.scope.requests))]
-        depths = np.stack([tree.depths[0].numpy() for tree in trees])
-        # Nodes lie in slots one behind the other, and stand at the positions of their depths.
-        self.slots = self.positions
-        self.positions = self.positions[:, :1] + depths[:, : self.positions.shape[1]]
+        source = self.layout.plan.segments[0].source
+        first = np.array([self.scope.edge(source.start, member) for member in range(len(trees))], np.int64)
+        nodes = first[:, None] + np.arange(self.positions.shape[1])
+        depths = np.stack([tree.depths[0].numpy()[line] for tree, line in zip(trees, nodes, strict=True)])
+        # Nodes lie in slots one behind the other, and stand at the positions of their depths below the root's.
+        if self.layout.same_slot:
+            self.slots = self.positions
+        self.positions = self.positions[:, :1] + depths
+        # Of the nodes in front, those that earlier forwards of the round have left in a draft model's cache.
+        columns = self.scope.integers
+        open_ = self.slots[:, 0] - self.layout.committed(columns)
         self.masks = [
-            ancestors(tree.parents[0].numpy()[shape.live])
-            for tree, shape in zip(trees, self.shapes, strict=True)
+            ancestors(tree.parents[0].numpy()[: line[-1] + 1])[line[0] :, line[0] - before :]
+            for tree, line, before in zip(
+                trees,
+                [line[shape.live] for line, shape in zip(nodes, self.shapes, strict=True)],
+                open_.tolist(),
+                strict=True,
+            )
         ]
 
     @property
@@ -279,7 +299,9 @@ class Block:
                 into[:] = self._noise(self.positions[:, segment.first : segment.first + segment.max_count])
             elif segment.source.name == self.layout.plan.tree:
                 for member in range(len(into)):
-                    into[member] = scope.tree(segment.source.name, member).tokens[0].numpy()[: into.shape[1]]
+                    start = scope.edge(segment.source.start, member)
+                    tokens = scope.tree(segment.source.name, member).tokens[0].numpy()
+                    into[member] = tokens[start : start + into.shape[1]]
             else:
                 self._read(segment.source, into)
                 into[into == MASKED] = scope.mask_id

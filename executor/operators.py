@@ -116,6 +116,7 @@ class Operators:
             "accept": self._accept,
             "unmask": self._unmask,
             "grow": self._grow,
+            "prune": self._prune,
             "walk": self._walk,
             "lookup": self._lookup,
             "budget": self._budget,
@@ -160,13 +161,35 @@ class Operators:
         logits: torch.Tensor,
         rows: ReadRows,
         sampling: Sampling,
-    ) -> Sequence[Tree]:
-        """Grow a tree from each root -> (trees,)."""
-        root = scope.outputs[plan.read["root"]]
-        assert isinstance(root, np.ndarray)
-        levels, roots = rows.square(logits, None), torch.from_numpy(root[:, 0])
+    ) -> Sequence[Any]:
+        """Grow a tree from each root -> (trees,), or by a level -> (trees, rows that new nodes hang on)."""
+        levels = rows.square(logits, None)
         top, size = plan.number("top"), plan.number("size")
-        return (reading(levels, roots, sampling.rows, top, size, exclude=scope.mask_id),)
+        if plan.rule == "best":
+            root = scope.outputs[plan.read["root"]]
+            assert isinstance(root, np.ndarray)
+            roots = torch.from_numpy(root[:, 0])
+            return (reading(levels, roots, sampling.rows, top, size, exclude=scope.mask_id),)
+        members = range(len(scope.requests))
+        if "tree" in plan.read:
+            pool = Tree.join([scope.tree(plan.read["tree"], member) for member in members])
+        else:
+            first = Piece(plan.read["root"], Const(0), Const(1))
+            tokens = np.concatenate([scope.tokens(first, member) for member in members])
+            pool = Tree.rooted(torch.from_numpy(tokens), size, levels.dtype)
+        return reading(levels, pool, sampling.rows, top, exclude=scope.mask_id)  # type: ignore[no-any-return]
+
+    def _prune(
+        self,
+        reading: Reading,
+        plan: OperatorPlan,
+        scope: Scope,
+        *_: object,
+    ) -> Sequence[Tree]:
+        """Keep the best nodes of each tree -> (trees,)."""
+        tree = scope.outputs[plan.read["tree"]]
+        assert isinstance(tree, Tree)
+        return (reading(tree, plan.number("size")),)
 
     def _walk(
         self,

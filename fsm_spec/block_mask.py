@@ -72,6 +72,10 @@ def picture(table: Table, plan: ForwardPlan, most_nodes: int) -> Picture:
         asks = np.array([run.query for run in runs for _ in range(run.count)], dtype=np.bool_)
         return Picture(runs, plan.mask & asks[:, None])
     nodes = plan.segments[0]
+    if plan.model is not None:
+        # One level of a tree: no node sees another, and its ancestors lie in the slots of earlier forwards.
+        run = Run(nodes.name, 0, nodes.max_count, nodes.kv, nodes.adapter)
+        return Picture((run,), np.eye(nodes.max_count, dtype=np.bool_))
     walk = next((op for op in plan.operators if op.op == "walk"), None)
     grown = [op for known in table.forwards.values() for op in known.operators if op.op == "grow"]
     size = min(nodes.max_count, most_nodes)

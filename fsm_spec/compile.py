@@ -176,10 +176,12 @@ class _Compiler:
                     f"the plan has {count:,} rows for {shown_params(self.params)}; {MAX_ROWS:,} at most",
                 )
             )
-        operators = tuple(self._operator(op, forward, segments) for op in forward.ops)
+        operators: list[OperatorPlan] = []
+        for op in forward.ops:
+            operators.append(self._operator(op, forward, segments, operators))
         both_ways = groups is not None and groups.inside == "bidirectional"
         return ForwardPlan(
-            name, forward.attention, tuple(segments), operators, both_ways, model=forward.model
+            name, forward.attention, tuple(segments), tuple(operators), both_ways, model=forward.model
         )
 
     def _base(self, forward: Forward) -> Expr:
@@ -240,13 +242,18 @@ class _Compiler:
             query=segment.query,
         )
 
-    def _operator(self, op: Operation, forward: Forward, segments: list[SegmentPlan]) -> OperatorPlan:
+    def _operator(
+        self, op: Operation, forward: Forward, segments: list[SegmentPlan], before: list[OperatorPlan]
+    ) -> OperatorPlan:
         listed = getattr(op, "rows", [])
         named = [listed] if isinstance(listed, str) else list(listed)
         rows = tuple(s.name for name in named for s in segments if s.name.partition("[")[0] == name)
 
         def count(names: str | list[str]) -> Expr:
             wanted = [names] if isinstance(names, str) else names
+            for output in (output for known in before for output in known.outputs):
+                if wanted == [output.name]:
+                    return output.most
             return expression.total(s.count for s in segments if s.name.partition("[")[0] in wanted)
 
         outputs = tuple(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from fsm_spec.findings import Path, quoted
 from fsm_spec.scope import PENDING, Scope, Violation, forward_of, listed, segment_path, sources, sources_of
-from fsm_spec.spec import Accept, Budget, Operation, Transition, Unmask, Walk
+from fsm_spec.spec import Accept, Budget, Grow, Operation, Transition, Unmask, Walk
 from fsm_spec.verified import pieces
 
 
@@ -132,6 +132,8 @@ def _operator_reads(op: Operation, path: Path) -> Iterator[tuple[Path, str]]:
         yield (*path, "earlier"), op.earlier or PENDING
     elif isinstance(op, Unmask):
         yield (*path, "block"), op.block
+    elif isinstance(op, Grow) and op.rule == "level":
+        yield (*path, "tree"), op.tree or op.root or PENDING
     elif isinstance(op, Walk):
         yield (*path, "tree"), op.tree
 

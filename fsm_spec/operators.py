@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fsm_spec.spec import Operation
 
 Kind = Literal["token", "law", "count", "index", "tree", "feature", "real"]
-# Counts the rows of segments; None where one of them is not known.
+# Counts the rows of segments, or what an earlier result holds; None where one of them is not known.
 Rows = Callable[[str | list[str]], Expr | None]
 Length = Callable[[Any, Rows], Expr | None]
 
@@ -73,6 +73,10 @@ def _row_count(op: Any, rows: Rows) -> Expr | None:  # noqa: ANN401 -- an operat
     return rows(op.rows)
 
 
+def _captured(op: Any, rows: Rows) -> Expr | None:  # noqa: ANN401 -- a capture
+    return rows(op.rows if op.path is None else op.path)
+
+
 def _drafts_judged(op: Any, rows: Rows) -> Expr | None:  # noqa: ANN401 -- an accept
     """Row i judges draft i, and the last row gives the token after the last draft."""
     count = rows(op.rows)
@@ -82,6 +86,11 @@ def _drafts_judged(op: Any, rows: Rows) -> Expr | None:  # noqa: ANN401 -- an ac
 def _size(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- an operator with a size
     size: Expr = op.size
     return size
+
+
+def _top(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- a grow
+    top: Expr = op.top
+    return top
 
 
 def _depth(op: Any, _: Rows) -> Expr:  # noqa: ANN401 -- a walk
@@ -145,7 +154,7 @@ OPERATORS: Final[dict[str, Operator]] = {
             "capture",
             "give the hidden states of rows: the target's, as its draft models read them, or a draft model's own",
             "draft heads of arXiv 2602.06036 and 2503.01840",
-            (Output("feature", _row_count),),
+            (Output("feature", _captured),),
         ),
         Operator(
             "budget:early_stop",
@@ -239,6 +248,19 @@ OPERATORS: Final[dict[str, Operator]] = {
             "grow:best",
             "grow a tree from `root` by the likeliest edge first, row d giving the `top` tokens of depth d",
             "Uno's tree sampler (arXiv 2609.04010)",
+            (Output("tree", _size),),
+        ),
+        Operator(
+            "grow:level",
+            "add to a tree the `top` likeliest children of its newest level, by the probability of the path; give also "
+            "the row that each of them hangs on",
+            "dynamic draft trees of arXiv 2406.16858 and 2503.01840",
+            (Output("tree", _size), Output("index", _top)),
+        ),
+        Operator(
+            "prune",
+            "keep the `size` nodes of a tree with the likeliest paths, in its order",
+            "dynamic draft trees of arXiv 2406.16858 and 2503.01840",
             (Output("tree", _size),),
         ),
         Operator(

@@ -18,6 +18,7 @@ from fsm_spec.spec import (
     Grow,
     Lookup,
     Operation,
+    Prune,
     Sample,
     Segment,
     Unmask,
@@ -142,6 +143,12 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
     if isinstance(op, Budget):
         yield from _budget(scope, forward, op, path)
         return
+    if isinstance(op, Prune):
+        yield from scope.numbers(op.size, (*path, "size"), scope.place(columns=False))
+        yield from scope.piece(
+            Piece(op.tree), (*path, "tree"), scope.results[forward], forward, place, "tree"
+        )
+        return
     yield from _read_rows(scope, forward, op, (*path, "rows"))
     yield from _numbers(scope, op, path)
     if isinstance(op, Accept):
@@ -156,9 +163,26 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
         yield from scope.piece(Piece(op.tree), (*path, "tree"), scope.carries, "", place, "tree")
         yield from _as_many(scope, forward, op, op.tree, path)
     elif isinstance(op, Grow):
-        yield from scope.piece(
-            Piece(op.root), (*path, "root"), scope.results[forward], forward, place, "token"
-        )
+        yield from _grow(scope, forward, op, path)
+
+
+def _grow(scope: Scope, forward: str, op: Grow, path: Path) -> Iterator[Violation]:
+    """Hold a grown tree to its root, which is final, or to the levels that it has."""
+    place = scope.place()
+    if op.rule == "best":
+        if op.tree is not None:
+            yield (*path, "tree"), "the rule best grows a whole tree; remove tree"
+        if op.root is None:
+            yield path, 'the rule best starts from the token of a root; add the key "root"'
+        else:
+            known = scope.results[forward]
+            yield from scope.piece(Piece(op.root), (*path, "root"), known, forward, place, "token")
+    elif (op.root is None) == (op.tree is None):
+        yield path, "the rule level starts from a root or goes on with a tree; name one of root and tree"
+    elif op.root is not None:
+        yield from scope.piece(Piece(op.root), (*path, "root"), scope.carries, "", place, "token")
+    elif op.tree is not None:
+        yield from scope.piece(Piece(op.tree), (*path, "tree"), scope.carries, "", place, "tree")
 
 
 def _budget(scope: Scope, forward: str, op: Budget, path: Path) -> Iterator[Violation]:

@@ -90,14 +90,18 @@ class Scope:
     def _results(self, forward: str) -> dict[str, Value]:
         results: dict[str, Value] = {}
         for op in self.spec.forwards[forward].ops:
-            for name, value in self.outputs(op, forward).items():
+            for name, value in self.outputs(op, forward, results).items():
                 results.setdefault(name, value)
         return results
 
-    def outputs(self, op: Operation, forward: str) -> dict[str, Value]:
-        """Give the results of an operator by name; a count has no length."""
+    def outputs(
+        self, op: Operation, forward: str, known: Mapping[str, Value] | None = None
+    ) -> dict[str, Value]:
+        """Give the results of an operator by name, given those before it; a count has no length."""
 
         def rows(names: str | list[str]) -> Expr | None:
+            if isinstance(names, str) and known is not None and names in known:
+                return known[names].length
             return self.row_count(forward, names)
 
         return {

@@ -201,7 +201,16 @@ def _operator(operator: OperatorPlan, table: Table) -> str:
         what, words = f"unmask by {operator.rule}", f"{read['block']} with {number['left']} masks, by {rows}"
     elif operator.op == "grow":
         what = f"grow by {operator.rule}"
-        words = f"{number['size']} nodes from {read['root']}, the {number['top']} likeliest of each depth of {rows}"
+        if operator.rule == "best":
+            likeliest = f"the {number['top']} likeliest of each depth of {rows}"
+            words = f"{number['size']} nodes from {read['root']}, {likeliest}"
+        else:
+            words = f"{read.get('tree') or read['root']}, by the {number['top']} likeliest children of {rows}"
+    elif operator.op == "prune":
+        what, words = "prune", f"the {number['size']} best nodes of {read['tree']}"
+    elif operator.op == "budget":
+        earlier = f", a total by {read['earlier']}" if "earlier" in read else ""
+        what, words = "budget", f"at most {number['size']} drafts by {read['from_']}{earlier}"
     elif operator.op == "walk":
         what, words = f"walk by {operator.rule}", f"{read['tree']} judged by {rows}"
     elif operator.op == "capture":

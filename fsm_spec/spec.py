@@ -334,12 +334,31 @@ class Grow(Node):
     """Grow a tree of drafts from the rows' laws."""
 
     op: Literal["grow"] = Field(description="grow a tree of drafts")
-    rule: Literal["best"] = Field(description="best: likeliest edge first; row d is the law of depth d")
-    rows: NameText | list[NameText] = Field(description="one row a depth, from depth 1 on")
-    root: NameText = Field(description="result with the token of the root")
-    top: IntExpr = Field(description="children a node has at most")
-    size: IntExpr = Field(description="nodes, the root included")
-    out: NameText = Field(description="the tree")
+    rule: Literal["best", "level"] = Field(
+        description="best: likeliest edge first, row d being the law of depth d; level: add the likeliest children of "
+        "the newest nodes, which the rows stand for"
+    )
+    rows: NameText | list[NameText] = Field(
+        description="best: one row a depth, from depth 1 on; level: one row for each of the newest nodes"
+    )
+    root: NameText | None = Field(
+        default=None, description="token of the root: a result, or for the first level a carry"
+    )
+    tree: NameText | None = Field(default=None, description="level: carry with the tree so far")
+    top: IntExpr = Field(description="children a node has at most; nodes of a level")
+    size: IntExpr = Field(description="nodes that the tree holds at most, the root included")
+    out: NameText | Annotated[list[NameText], Field(min_length=1, max_length=2)] = Field(
+        description="the tree; by level also the row that each new node hangs on"
+    )
+
+
+class Prune(Node):
+    """Keep the best nodes of a tree."""
+
+    op: Literal["prune"] = Field(description="keep the best nodes of a tree")
+    tree: NameText = Field(description="result with the tree")
+    size: IntExpr = Field(description="nodes that stay, the root included")
+    out: NameText = Field(description="the tree of these nodes")
 
 
 class Walk(Node):
@@ -369,6 +388,7 @@ Operation = Annotated[
     | Annotated[Accept, Tag("accept")]
     | Annotated[Unmask, Tag("unmask")]
     | Annotated[Grow, Tag("grow")]
+    | Annotated[Prune, Tag("prune")]
     | Annotated[Walk, Tag("walk")]
     | Annotated[Lookup, Tag("lookup")],
     Discriminator(_kind),

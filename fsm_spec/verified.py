@@ -52,7 +52,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
                     f"{message}; write kv: provisional and judge it",
                 )
         for index, op in enumerate(forward.ops if scope.claims else ()):
-            if isinstance(op, Grow) and op.root not in final | final_results(forward):
+            if isinstance(op, Grow) and op.root is not None and op.root not in final | final_results(forward):
                 message = f"the tree's root {op.root} is no token that the target vouches for"
                 yield ("forwards", name, "ops", index, "root"), f"{message}; sample it from a clean row"
     for index, transition in enumerate(scope.spec.transitions):

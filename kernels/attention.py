@@ -52,16 +52,16 @@ def plan_attention(
 ) -> list[AttentionGroup]:
     """Group requests by row count, and compute slots, padding and bias of each group once for all layers.
 
-    `slots` is [T] int64, `context_slots[b]` [C_b] int64, `masks[b]` [R_b, R_b] bool; requests without rows are
-    left out. `dtype` is that of the scores. Raises ValueError where a mask does not fit its rows.
+    `slots` is [T] int64, `context_slots[b]` [C_b] int64; `masks[b]` is bool [R_b, M_b] over the last M_b slots of
+    context and block, M_b >= R_b. Requests without rows are left out; `dtype` is that of the scores.
+    Raises ValueError where a mask does not fit its rows.
     """
     groups: dict[int, list[int]] = {}
     for request in range(len(row_start) - 1):
         rows = row_start[request + 1] - row_start[request]
-        if tuple(masks[request].shape) != (rows, rows):
-            raise ValueError(
-                f"mask {request} has shape {tuple(masks[request].shape)}, its block has {rows} rows"
-            )
+        lines, seen = masks[request].shape
+        if lines != rows or not rows <= seen <= len(context_slots[request]) + rows:
+            raise ValueError(f"mask {request} has shape {(lines, seen)}, its block has {rows} rows")
         if rows:
             groups.setdefault(rows, []).append(request)
     return [
@@ -107,7 +107,7 @@ def _bias(
         return None
     bias = torch.zeros(len(lengths), 1, rows, 1, width, dtype=dtype)
     for line, length, mask in zip(bias, lengths, masks, strict=True):
-        line[0, :, 0, length - rows : length].masked_fill_(~mask, HIDDEN)
+        line[0, :, 0, length - mask.shape[1] : length].masked_fill_(~mask, HIDDEN)
         line[..., length:] = HIDDEN
     return bias
 

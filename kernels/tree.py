@@ -112,6 +112,24 @@ def grow_level(
     return pool, children[:, :top]
 
 
+def grow_newest(
+    logits: Tensor,
+    pool: Tree,
+    rows: SamplingRows,
+    top: int,
+    *,
+    exclude: int | None = None,
+) -> tuple[Tree, Tensor]:
+    """Add the `top` best children of the pool's newest level -> (pool, the rows they hang on, int64 [n, top]).
+
+    logits [n, b, V]: row i stands for the i-th of the b newest nodes, which are one level, or the root alone.
+    As `grow_level` with `added` = `top`, where the beam is what was added last.
+    """
+    beam = pool.count.unsqueeze(1) - logits.shape[1] + torch.arange(logits.shape[1], device=logits.device)
+    grown, children = grow_level(logits, pool, beam, rows, top, exclude=exclude)
+    return grown, grown.parents.gather(1, children) - beam[:, :1]
+
+
 def prune(pool: Tree, size: int) -> Tree:
     """Keep the `size` best nodes by score, the lower index on ties, in the order of the pool.
 

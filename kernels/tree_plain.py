@@ -79,6 +79,20 @@ def grow_level_plain(
     return [*pool, *children], list(range(len(pool), len(pool) + min(top, len(children))))
 
 
+def grow_newest_plain(
+    logits: Sequence[Sequence[float]],
+    pool: Sequence[Node],
+    params: SamplingParams,
+    top: int,
+    *,
+    exclude: int | None = None,
+) -> tuple[list[Node], list[int]]:
+    """Add the best children of the newest level, as `grow_newest` does -> (pool, the rows they hang on)."""
+    beam = range(len(pool) - len(logits), len(pool))
+    grown, children = grow_level_plain(logits, pool, beam, params, top, exclude=exclude)
+    return grown, [grown[child].parent - beam[0] for child in children]
+
+
 def prune_plain(pool: Sequence[Node], size: int) -> list[Node]:
     """Keep the `size` best nodes, in the order of the pool."""
     best = sorted(range(len(pool)), key=lambda index: (-pool[index].score, index))[:size]

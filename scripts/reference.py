@@ -177,7 +177,7 @@ def operators() -> str:
 def outputs(operator: Operator) -> Iterator[str]:
     """Say what an operator gives, in the names of its own keys."""
     names = ("size", "left", "steps", "depth", "quota")
-    inputs = SimpleNamespace(rows="rows", freeze=None, **{name: Name(name) for name in names})
+    inputs = SimpleNamespace(rows="rows", freeze=None, path=None, **{name: Name(name) for name in names})
     for output in operator.outputs:
         most = output.most(inputs, lambda _: Name("rows"))
         assert most is not None

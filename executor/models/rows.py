@@ -12,7 +12,8 @@ class RowBatch:
     """Hold T rows of B requests; the rows of request b are `row_start[b]:row_start[b + 1]`.
 
     The slots of all rows are distinct: two rows of one position have two slots.
-    A row sees all of its request's `context_slots`, and the rows of its own block that its mask line names.
+    A row sees its request's `context_slots`, and the rows of its own block that its mask line names; a mask that is
+    wider than the block speaks of the last context slots as well.
     """
 
     token_ids: torch.Tensor
@@ -26,7 +27,7 @@ class RowBatch:
     context_slots: list[torch.Tensor]
     """B tensors of int64: the committed prefix in the order of positions"""
     masks: list[torch.Tensor]
-    """B bool tensors [rows, rows]: `mask[i, j]` says that row i sees row j"""
+    """B bool tensors [rows, n], n >= rows: `mask[i, j]` says whether row i sees the j-th of the n last slots"""
     logits_rows: torch.Tensor
     """[L] int64, the rows whose logits are wanted"""
     adapter_rows: torch.Tensor | None = None

@@ -16,6 +16,7 @@ from shipped_specs import LOSSLESS
 
 from fsm_spec.executor.generate import Options, Session, pool_for
 from fsm_spec.executor.models.load import LoadedModel, load_model
+from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.store import SMOLLM2, is_whole, model_folder
 from fsm_spec.policy import Pool
 from fsm_spec.table import Table
@@ -146,7 +147,8 @@ def real_outputs(
     """Return some tokens for each prompt, run together."""
     longest = pool_for(table, max(map(len, prompts)), tokens)
     pool = Pool(longest.pages * len(prompts), longest.page_size)
-    session = Session(table, model.transformer, model.tokenizer, pool=pool)
+    drafters = random_drafters(table, model.transformer)
+    session = Session(table, model.transformer, model.tokenizer, pool=pool, drafters=drafters)
     numbers = [session.add(prompt, Options(tokens)) for prompt in prompts]
     session.run()
     return [session.result(number).token_ids for number in numbers]

@@ -94,6 +94,22 @@ def test_long_blocks_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(attend(query, cache, groups), dense(query, cache, seen), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("scatter", [False, True])
+def test_wide_mask_speaks_of_the_context(*, scatter: bool) -> None:
+    """Nodes of a tree see those of their ancestors that earlier forwards have left in the last context slots."""
+    starts, slots, contexts, _, _ = lay_out([2, 2], [5, 7], scatter=scatter)
+    masks = [torch.tensor([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]]).bool(), torch.eye(2).bool()]
+    seen = [
+        [*context[: len(context) + 2 - mask.shape[1]].tolist(), *last[mask[row]].tolist()]
+        for context, mask, own in zip(contexts, masks, (slots[:2], slots[2:]), strict=True)
+        for last in [torch.cat((context, own))[-mask.shape[1] :]]
+        for row in range(2)
+    ]
+    query, cache = random_inputs(4)
+    groups = plan_attention(starts, slots, contexts, masks, KV_HEADS, torch.float64)
+    torch.testing.assert_close(attend(query, cache, groups), dense(query, cache, seen), atol=1e-12, rtol=0)
+
+
 def test_row_that_sees_nothing_stays_finite() -> None:
     """A dead row must not write NaN, which a later mask could not hide."""
     starts, slots, contexts, masks, _ = lay_out([2], [0], scatter=False)

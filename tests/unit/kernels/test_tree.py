@@ -10,8 +10,14 @@ import pytest
 import torch
 
 from fsm_spec.kernels.law import SamplingParams, SamplingRows
-from fsm_spec.kernels.tree import NO_NODE, Tree, grow_best, grow_level, prune
-from fsm_spec.kernels.tree_plain import Node, grow_best_plain, grow_level_plain, prune_plain
+from fsm_spec.kernels.tree import NO_NODE, Tree, grow_best, grow_level, grow_newest, prune
+from fsm_spec.kernels.tree_plain import (
+    Node,
+    grow_best_plain,
+    grow_level_plain,
+    grow_newest_plain,
+    prune_plain,
+)
 
 CHOICES = [SamplingParams(), SamplingParams(1e-7), SamplingParams(1.0), SamplingParams(0.5, 2, 0.3)]
 VOCABULARY = 6
@@ -162,3 +168,22 @@ def test_what_does_not_fit_is_refused() -> None:
         grow_level(logits[:, :1], Tree.rooted(root, 3), beam, rows, 2, added=1)
     with pytest.raises(ValueError, match="4 nodes are to be kept of 3"):
         prune(Tree.rooted(root, 3), 4)
+
+
+def test_newest_level_grows_like_its_beam() -> None:
+    """Growing by the newest level is growing by the beam that was added last, in both readings."""
+    generator = torch.Generator().manual_seed(3)
+    params = [SamplingParams(0.7), SamplingParams()]
+    rows, roots = SamplingRows.of(params), torch.tensor([4, 1])
+    pool = Tree.rooted(roots, 10, torch.float64)
+    plain: list[list[Node]] = [[Node(root, NO_NODE, 0, 0.0)] for root in roots.tolist()]
+    for width in (1, 3, 3):
+        logits = torch.randn(2, width, 8, generator=generator, dtype=torch.float64)
+        pool, hung = grow_newest(logits, pool, rows, 3, exclude=7)
+        for line in range(2):
+            plain[line], own = grow_newest_plain(
+                logits[line].tolist(), plain[line], params[line], 3, exclude=7
+            )
+            assert own == hung[line].tolist()
+            assert [node.token for node in plain[line]] == pool.tokens[line, : len(plain[line])].tolist()
+            assert [node.parent for node in plain[line]] == pool.parents[line, : len(plain[line])].tolist()
