@@ -176,7 +176,7 @@ def operators() -> str:
 
 def outputs(operator: Operator) -> Iterator[str]:
     """Say what an operator gives, in the names of its own keys."""
-    names = ("size", "left", "steps", "depth", "quota")
+    names = ("size", "left", "steps", "depth", "quota", "top")
     inputs = SimpleNamespace(rows="rows", freeze=None, path=None, **{name: Name(name) for name in names})
     for output in operator.outputs:
         most = output.most(inputs, lambda _: Name("rows"))
