@@ -48,17 +48,16 @@ class Commands(TyperGroup):
             # A usage error of the command-line library, whose classes are not the same in all its versions.
             usage = str(error.format_message()) if hasattr(error, "format_message") else ""
             if usage.startswith("Missing argument 'SPEC"):
-                fail(_name_a_spec(), as_json=as_json)
+                fail(NO_SPEC, as_json=as_json)
             if as_json and usage:
                 typer.echo(json.dumps({"error": usage}))
             raise
         return result
 
 
-def _name_a_spec() -> str:
-    from fsm_spec.load import shipped
-
-    return f"no spec is named; name a spec file, or a shipped spec: {', '.join(sorted(shipped()))}"
+NO_SPEC: Final = (
+    "no spec is named; name a spec file, or a shipped spec such as ar (fsm-spec specs lists them)"
+)
 
 
 def fail(sentence: str, *, as_json: bool) -> NoReturn:

@@ -97,7 +97,8 @@ def _common_bounds(bounds: dict[str, Any]) -> list[str]:
     return [
         f"bounds: {_requests(bounds['requests'])}; policies {', '.join(bounds['policies'])};{moves}",
         f"        pages of {_slots(bounds)}: {bounds['pool']};",
-        f"        {_switches(bounds)}; one spec alone, or --verbose, lists properties and limits",
+        f"        {_switches(bounds)}",
+        "one spec alone, or --verbose, lists properties and limits",
     ]
 
 

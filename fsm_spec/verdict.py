@@ -21,7 +21,7 @@ from fsm_spec.interrupt import interruptible
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import load_policy
 from fsm_spec.screen import Screen
-from fsm_spec.tiers import refuse_given
+from fsm_spec.tiers import refuse_given, tiers_of
 
 if TYPE_CHECKING:
     from fsm_spec.check import Bounds, Checked, Decided
@@ -181,6 +181,9 @@ def _expected(answer: Answer, bounds: Bounds, chances: Sequence[str], limit: int
 
     try:
         table = compile_table(answer.found.spec, answer.settings, page_size=bounds.page_size)
+        for policy in map(load_policy, bounds.policies):
+            # A request alone gets the size of one that runs.
+            table = tiers_of(table, policy).table(1)
         return replace(answer, expected=expect(table, chances_of(table, chances), limit or LIMIT))
     except FsmSpecError as error:
         return replace(answer, error=error)

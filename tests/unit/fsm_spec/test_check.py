@@ -276,11 +276,14 @@ def test_bounds_are_reported() -> None:
         "requests": [1, 2, 3],
         "pages": [6, 17],
         "page_size": 2,
+        "pool": "one longest case for 1 or 2 requests, all longest cases less a page for more",
         "policies": ["reserve", "holdback"],
         "symmetry": True,
         "abort": True,
         "chunks": False,
         "lag": 0,
+        "prefix": False,
+        "interleave": "rounds",
         "prompts": [1, 2],
         "limits": {"1": [0, 1, 2, 3, 4, 5, 6, 7, 8], "2": [0, 2, 8], "3": [0, 2, 8]},
     }
@@ -477,7 +480,7 @@ def test_json_content() -> None:
     assert "1 request, policy reserve, 6 pages of 2 slots" == example["setting"]
     assert {"emitted": [1, 3], "kv": [2, 3]} == example["steps"][-1]["changes"]
     keys = "spec digest verdict bounds states transitions depth seconds liveness_seconds compile_seconds searches"
-    assert [*keys.split(), "properties"] == list(content)
+    assert [*keys.split(), "properties", "notes"] == list(content)
     keys = "policy requests pages page_size states transitions depth complete seconds liveness_seconds compile_seconds"
     assert keys.split() == list(content["searches"][0])
     assert ["setting", "depth", "steps", "loop", "why", "reasons"] == list(example)
