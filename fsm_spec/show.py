@@ -147,7 +147,9 @@ def _forward(table: Table, plan: ForwardPlan) -> list[str]:
     about = table.spec.forwards[plan.name].about
     lines = [f"{_title(plan)}{' - ' + about if about else ''}"]
     if plan.segments:
-        rows = [["rows", "segment", "source", "beside", "count", "position", "slot", "weights", "logits", "KV"]]
+        rows = [
+            ["rows", "segment", "source", "beside", "count", "position", "slot", "weights", "logits", "KV"]
+        ]
         groups = block_mask.by_group(plan.segments)
         shown = block_mask.repeated(groups, MOST_GROUPS)
         rows += [_segment(segment, table) for group in shown for segment in group]

@@ -82,7 +82,7 @@ class Watched(Runner):
         counts = [evaluate(segment.count, values) for segment in plan.segments]
         held = holding(self.table, values)
         # The plan's rows by what becomes of their KV are what step and simulator count as held beside kv.
-        by_fate = {fate: 0 for fate in ("keep", "provisional", "scratch")}
+        by_fate = dict.fromkeys(("keep", "provisional", "scratch"), 0)
         for segment, count in zip(plan.segments, counts, strict=True):
             by_fate[segment.kv] += count
         assert (by_fate["provisional"], by_fate["scratch"]) == (held["provisional"], held["scratch"])
