@@ -11,7 +11,9 @@ from typing import Any
 
 import uvicorn
 
+from fsm_spec.compile import compile_table
 from fsm_spec.executor.models.load import LoadedModel
+from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.server.app import Server
 from fsm_spec.executor.server.command import Serving, build
 from fsm_spec.load import load
@@ -25,9 +27,10 @@ def live(spec: str, model: LoadedModel, **options: Any) -> Iterator[tuple[str, S
         "policy": "holdback", "pages": 4096, "page_size": 16, "max_model_len": None, "max_running": None,
         "threads": None, "unproved": False, "log_json": False,
     }  # fmt: skip
-    parts = build(
-        Serving(**{**fields, "spec": spec, "model": model.name, **options}), {}, load(spec), model=model
-    )
+    # Heads trained for this model are not to be had; random ones are seldom right, and change no answer.
+    drafters = random_drafters(compile_table(load(spec).spec), model.transformer)
+    run = Serving(**{**fields, "spec": spec, "model": model.name, **options})
+    parts = build(run, {}, load(spec), model=model, drafters=drafters)
     server = uvicorn.Server(uvicorn.Config(parts.app, port=0, log_config=None, access_log=False))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=lambda: loop.run_until_complete(server.serve()), daemon=True)

@@ -53,6 +53,14 @@ def serve(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="Draft model of that name in the spec: a folder, or layers:N for the target's first layers.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
     mask_id: Annotated[
         int | None,
         typer.Option(
@@ -161,6 +169,7 @@ def serve(
             threads=threads,
             unproved=unproved,
             log_json=log_format == "json",
+            drafters=_named(draft or []),
         ),
         {
             "names": tuple(served_model_name or ()),
@@ -176,3 +185,14 @@ def serve(
             "otlp_endpoint": otlp_endpoint,
         },
     )
+
+
+def _named(given: list[str]) -> dict[str, str]:
+    """Read NAME=FOLDER, each name once."""
+    from fsm_spec.errors import UserError
+
+    pairs = [text.partition("=") for text in given]
+    for name, equals, place in pairs:
+        if not (name and equals and place):
+            raise UserError(f"--draft {name}{equals}{place} is unknown; write NAME=FOLDER")
+    return {name: place for name, _, place in pairs}

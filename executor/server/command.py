@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from fsm_spec.executor.models.config import ModelConfig
+    from fsm_spec.executor.models.drafter import Drafter
     from fsm_spec.executor.models.load import LoadedModel
     from fsm_spec.executor.server.app import Server
     from fsm_spec.executor.server.settings import Settings
@@ -52,6 +53,7 @@ class Serving:
     threads: int | None
     unproved: bool
     log_json: bool
+    drafters: dict[str, str] = field(default_factory=dict)
 
 
 def execute(run: Serving, settings: dict[str, Any]) -> None:
@@ -91,9 +93,11 @@ def build(
     loaded: Loaded,
     verdict: str = PROVED,
     model: LoadedModel | None = None,
+    drafters: dict[str, Drafter] | None = None,
 ) -> Server:
-    """Put a server together; the model is loaded unless one is given."""
+    """Put a server together; model and draft models are loaded unless they are given."""
     from fsm_spec.executor.generate import Session
+    from fsm_spec.executor.models.load_drafters import load_drafters
     from fsm_spec.executor.server.app import Server
     from fsm_spec.executor.server.fingerprint import fingerprint
     from fsm_spec.executor.server.served import Served
@@ -104,12 +108,25 @@ def build(
         raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
     policy = chosen_policy(run)
     model = model or _load(run)
+    if drafters is None:
+        drafters = load_drafters(table, run.drafters, model)
     longest = min(run.max_model_len or model.config.context, model.config.context)
     pool = _pool(run, table, model.config, longest)
     session = Session(
-        table, model.transformer, model.tokenizer, pool=pool, policy=policy, mask_id=run.mask_id
+        table,
+        model.transformer,
+        model.tokenizer,
+        pool=pool,
+        policy=policy,
+        mask_id=run.mask_id,
+        drafters=drafters,
     )
-    facts = {"table": table.digest, "policy": policy.model_dump(), "mask_id": session.mask_id}
+    facts = {
+        "table": table.digest,
+        "policy": policy.model_dump(),
+        "mask_id": session.mask_id,
+        "drafters": run.drafters,
+    }
     settings = {
         **settings,
         "names": settings.get("names") or (model.name,),

@@ -12,6 +12,8 @@ import openai
 import pytest
 from live_server import END, TOKENS, Running, Serve, texts
 
+from fsm_spec.errors import UserError
+
 PROMPT = "hello hello hello hello"
 LONG: dict[str, Any] = {"ignore_eos": True}
 GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0}
@@ -229,3 +231,18 @@ def test_unknown_grammars_are_refused(server: Running) -> None:
         "/v1/completions", prompt="a", response_format={"type": "json_object"}, ignore_eos=True
     )
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "ignore_eos")
+
+
+def test_specs_with_draft_models(serve: Serve, servers: dict[str, Running]) -> None:
+    """A draft model is named at the start; its answers are plain decoding's, with penalties too."""
+    body = {**GREEDY, **LONG, "max_tokens": 20, "presence_penalty": 1.0}
+    with serve("draft_lm", pages=400, drafters={"draft": "layers:1"}) as running:
+        assert servers["ar"].complete(**body)["choices"] == running.complete(**body)["choices"]
+        running.settled()
+    for drafters, sentence in (
+        ({}, "--draft draft=FOLDER"),
+        ({"other": "x"}, "no draft model"),
+        ({"draft": "layers:x"}, "layers:4"),
+    ):
+        with pytest.raises(UserError, match=sentence), serve("draft_lm", drafters=drafters):
+            pass

@@ -1,0 +1,67 @@
+"""Load the draft models that a table names: checkpoints made for the target, or the target's own first layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from fsm_spec.errors import UserError
+from fsm_spec.executor.models.context_head import load_context_head
+from fsm_spec.executor.models.drafter import Drafter
+from fsm_spec.executor.models.feature_head import load_feature_head
+from fsm_spec.executor.models.language_drafter import LanguageDrafter, first_layers
+from fsm_spec.executor.models.load import LoadedModel, load_model
+from fsm_spec.executor.models.token_heads import load_token_heads
+from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.table import Table
+
+# Self-speculation: so many of the target's first layers in place of a checkpoint.
+_LAYERS = "layers:"
+
+
+def load_drafters(table: Table, given: Mapping[str, str], target: LoadedModel) -> dict[str, Drafter]:
+    """Load a draft model for each name of a table -> by name; `given` are folders, or `layers:N` for language models.
+
+    Token heads lie in the target's own folder unless another is given. Raises UserError for a name that is missing
+    or unknown, and for a checkpoint that does not fit.
+    """
+    for name in given:
+        if name not in table.models:
+            known = ", ".join(table.models) or "none"
+            raise UserError(f"--draft {name}: {table.name} has no draft model of that name; it has {known}")
+    return {name: _load(plan.kind, name, given.get(name), target) for name, plan in table.models.items()}
+
+
+def _load(kind: str, name: str, place: str | None, target: LoadedModel) -> Drafter:
+    model = target.transformer
+    if kind == "token_heads" and place is None:
+        return load_token_heads(target.folder, model, model.dtype)
+    if place is None:
+        raise UserError(
+            f"the spec drafts with a {kind.replace('_', ' ')} called {name}; give --draft {name}=FOLDER"
+        )
+    if kind == "language_model":
+        if place.startswith(_LAYERS):
+            return LanguageDrafter(first_layers(model, _count(name, place)), target.config)
+        return LanguageDrafter(load_model(place, model.dtype).transformer, target.config, place)
+    if place.startswith(_LAYERS):
+        raise UserError(
+            f"--draft {name}={place}: layers of the target are a language model, no {kind}; give a folder"
+        )
+    loaders: dict[str, Callable[[Path, Transformer, torch.dtype], Drafter]] = {
+        "context_head": load_context_head,
+        "feature_head": load_feature_head,
+        "token_heads": load_token_heads,
+    }
+    return loaders[kind](Path(place), model, model.dtype)
+
+
+def _count(name: str, place: str) -> int:
+    count = place.removeprefix(_LAYERS)
+    if not count.isdigit():
+        raise UserError(
+            f"--draft {name}={place}: {count!r} is no number of layers; write layers:4, for example"
+        )
+    return int(count)
