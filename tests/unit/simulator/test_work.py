@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fsm_spec.compile import compile_table
 from fsm_spec.engine import Chunk, Group, Launch
+from fsm_spec.expression import evaluate
 from fsm_spec.load import load, shipped
 from fsm_spec.simulator.cost import Work
 from fsm_spec.simulator.work import WorkCounter
@@ -31,16 +32,15 @@ def by_rows(table: Table, state: str, kv: list[int], found: list[int]) -> Work:
     plan = table.forwards[table.state(state).forward or ""]
     total = Work()
     for committed, drafts in zip(kv, found, strict=True):
-        counts = [
-            drafts if str(segment.count) == "Name(name='found')" else segment.max_count
-            for segment in plan.segments
-        ]
+        columns = {**dict.fromkeys(table.column_names, 0), "kv": committed, "found": drafts}
+        counts = [evaluate(segment.count, columns) for segment in plan.segments]
         rows = [
             (s, s.first + i) for s, count in zip(plan.segments, counts, strict=True) for i in range(count)
         ]
         if not rows:
             continue
-        seen = sum(bool(plan.mask[one, other]) for _, one in rows for _, other in rows)
+        live = [row for _, row in rows]
+        seen = int(plan.mask[np.ix_(live, live)].sum())
         read = [name for operator in plan.operators for name in operator.rows]
         total += Work(
             requests=1,
