@@ -128,7 +128,9 @@ class PackedRun:
         """Run iterations that start before `until_ns`; give why it came back, and bring the timeline up to date."""
         world = self.world
         line = np.zeros((p.LEVELS + len(AMOUNTS), timeline.points), np.int64)
-        world[p.WIDTH_NS], world[p.ITERATIONS_LEFT] = timeline.width_ns, most
+        if not world[p.WIDTH_NS]:
+            world[p.WIDTH_NS] = world[p.BUCKET_END_NS] = timeline.width_ns
+        world[p.ITERATIONS_LEFT] = most
         world[p.STOP_NS] = world[p.NOW_NS] + self._span_ns
         while True:
             now = self.now

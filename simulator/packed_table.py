@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsm_spec.expression import Const, Expr
+from fsm_spec.plan import KIND_OF_FATE, KINDS
 from fsm_spec.policy import Policy, block_rows, headroom
 from fsm_spec.simulator import places as p
 from fsm_spec.simulator.draws import seeded
 from fsm_spec.simulator.outcomes import Drawn, Laws, most_drafts
 from fsm_spec.simulator.table_code import FILL, TableCode
 from fsm_spec.table import Table
-
-KINDS = ("keep", "provisional", "scratch")
 
 Integers = NDArray[np.int64]
 
@@ -121,7 +120,7 @@ class PackedTable:
                     segment.logits != "none",
                     segment.adapter,
                     sampled,
-                    KINDS.index(segment.kv),
+                    KINDS.index(KIND_OF_FATE[segment.kv]),
                 )
         return states, segments, np.concatenate([*masks, np.zeros(1, np.int64)]), drawing
 

@@ -42,30 +42,42 @@ def record(world, states, cells, dwell, line, levels, now_ns):
     levels[p.CURRENT, p.WAITING_REQUESTS] = waiting
     for level in range(p.LEVELS):
         levels[p.PEAK, level] = max(levels[p.PEAK, level], levels[p.CURRENT, level])
-    if world[p.TOKENS]:
-        # What happens at the end of a bucket belongs to it: its tokens were made during it.
-        line[p.LEVELS, max(0, now_ns - 1) // world[p.WIDTH_NS]] += world[p.TOKENS]
-        world[p.TOKENS] = 0
+    # What happens at the end of a bucket belongs to it: its tokens were made during it.
+    line[p.LEVELS, world[p.BUCKET]] += world[p.TOKENS]
+    world[p.TOKENS] = 0
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _advance(world, dwell, line, levels, now_ns):
     """Integrate the present levels up to now, over as many buckets as that takes."""
-    points = line.shape[1]
-    while now_ns > world[p.WIDTH_NS] * points:
-        for row in range(len(line)):
-            for bucket in range(points // 2):
-                line[row, bucket] = line[row, 2 * bucket] + line[row, 2 * bucket + 1]
-            for bucket in range(points // 2, points):
-                line[row, bucket] = 0
-        world[p.WIDTH_NS] *= 2
-    start, width = world[p.LINE_NS], world[p.WIDTH_NS]
+    start = world[p.LINE_NS]
+    if now_ns == start:
+        return
+    while now_ns > world[p.WIDTH_NS] * line.shape[1]:
+        _double(world, line)
     for state in range(dwell.shape[1]):
         dwell[0, state] += dwell[1, state] * (now_ns - start)
+    # The present bucket is known, as a division costs as much as a level.
     while start < now_ns:
-        bucket = start // width
-        end = min(now_ns, (bucket + 1) * width)
+        if start == world[p.BUCKET_END_NS]:
+            world[p.BUCKET] += 1
+            world[p.BUCKET_END_NS] += world[p.WIDTH_NS]
+        bucket, end = world[p.BUCKET], min(now_ns, world[p.BUCKET_END_NS])
         for level in range(p.LEVELS):
             line[level, bucket] += levels[p.CURRENT, level] * (end - start)
         start = end
     world[p.LINE_NS] = now_ns
+
+
+@jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _double(world, line):
+    """Merge neighbours, which halves the buckets in use."""
+    half = line.shape[1] // 2
+    for row in range(len(line)):
+        for bucket in range(half):
+            line[row, bucket] = line[row, 2 * bucket] + line[row, 2 * bucket + 1]
+        for bucket in range(half, 2 * half):
+            line[row, bucket] = 0
+    world[p.WIDTH_NS] *= 2
+    world[p.BUCKET] //= 2
+    world[p.BUCKET_END_NS] = (world[p.BUCKET] + 1) * world[p.WIDTH_NS]

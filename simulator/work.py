@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fsm_spec.engine import Chunk, Group, Launch
 from fsm_spec.expression import Const
-from fsm_spec.plan import ForwardPlan
+from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan
 from fsm_spec.simulator.cost import Work
 from fsm_spec.step import evaluate
 from fsm_spec.table import Table
@@ -135,15 +135,15 @@ class _Forward:
 
     def _block(self, counts: list[int]) -> Block:
         live = np.zeros(self.plan.rows, np.bool_)
-        kinds = {"keep": 0, "provisional": 0, "scratch": 0}
+        kinds = dict.fromkeys(KINDS, 0)
         logits = adapter = 0
         by_name = {}
         for segment, count in zip(self.plan.segments, counts, strict=True):
             live[segment.first : segment.first + count] = True
-            kinds[segment.kv] += count
+            kinds[KIND_OF_FATE[segment.kv]] += count
             logits += count if segment.logits != "none" else 0
             adapter += count if segment.adapter else 0
             by_name[segment.name] = count
         sampled = sum(by_name[name] for operator in self.plan.operators for name in operator.rows)
         pairs = int(self.plan.mask[np.ix_(live, live)].sum())
-        return Block(sum(counts), logits, adapter, sampled, pairs, **kinds)
+        return Block(sum(counts), logits, adapter, sampled, pairs, *kinds.values())
