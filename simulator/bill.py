@@ -57,11 +57,19 @@ class Bill:
 
 
 def bill(
-    results: Results, cost: CostModel, slos: Sequence[Slo] = (), price_per_gpu_hour: float | None = None
+    results: Results,
+    cost: CostModel,
+    slos: Sequence[Slo] = (),
+    price_per_gpu_hour: float | None = None,
+    paid_s: float | None = None,
 ) -> Bill:
-    """Return what a run cost; goodput only with limits, money only with a price."""
+    """Return what a run cost; goodput only with limits, money only with a price.
+
+    `paid_s` are the seconds of all replicas together; those of one are the run's.
+    """
     summary, usage, gpus = results.summary, results.usage, cost.tensor_parallel
-    parts, seconds = usage.parts, summary.duration_s
+    parts, duration = usage.parts, summary.duration_s
+    seconds = paid_s if paid_s is not None else duration
     flops, size = float(parts[:, roofline.FLOPS].sum()), float(parts[:, roofline.BYTES].sum())
     bounds = {name: float(parts[:, place].sum()) for name, place in BOUNDS.items()}
     by_part = parts[:, : roofline.FLOPS].sum(axis=1)
@@ -71,10 +79,10 @@ def bill(
     peak, bandwidth = cost.constants[roofline.BLOCKS_PEAK], cost.constants[roofline.BANDWIDTH]
     full_s = min(busy_s, max(flops / peak, size / bandwidth))
     energy = energy_joules(cost.hardware, gpus, seconds, busy_s, full_s)
-    per_gpu = summary.throughput_tok_s / gpus
+    per_gpu = summary.emitted_tokens / (seconds * gpus) if seconds > 0 else 0.0
     return Bill(
         _bursts(results.rows) if results.rows is not None else Latency(0, 0, 0, 0, 0, 0, 0),
-        round(goodput(results.rows, slos, seconds), 6) if slos and results.rows is not None else None,
+        round(goodput(results.rows, slos, duration), 6) if slos and results.rows is not None else None,
         _wasted(summary, cost, flops),
         {name: round(value / total, 4) for name, value in bounds.items()},
         {

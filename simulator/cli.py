@@ -147,6 +147,29 @@ def simulate(
     warm_up: Annotated[
         float, typer.Option(help="Leave out requests that arrived in the first seconds.")
     ] = 0.0,
+    replicas: Annotated[int | None, typer.Option(help="Replicas of the model, with one router.")] = None,
+    routing: Annotated[
+        str | None, typer.Option(help="round-robin, least-loaded (else taken) or prefix.")
+    ] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache", help="Replicas remember the full pages of texts.")
+    ] = False,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(
+            help="MIN:MAX:TARGET:STARTUP: about TARGET requests a replica; a new one needs STARTUP s."
+        ),
+    ] = None,
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="REPLICA:AT:DOWN: a replica fails at AT s and is back DOWN s later; may be repeated."
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="PREFILL:DECODE[:GB_S]: replicas of each kind, and the speed at which KV moves."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate decode algorithms on a model, a machine and a workload: throughput, latency, KV and preemptions."""
@@ -180,6 +203,12 @@ def simulate(
         "pages": pages,
         "page_size": page_size,
         "seed": seed,
+        "replicas": replicas,
+        "routing": routing,
+        "prefix_cache": prefix_cache,
+        "autoscale": autoscale,
+        "fail": tuple(fail or ()),
+        "split": split,
     }
     wanted = Wanted(trace, report_, perfetto, parquet, parse_slos(slo or ()), price, seeds, warm_up)
     execute(specs, arrivals, base, wanted=wanted, as_json=as_json)

@@ -21,6 +21,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
 from fsm_spec.simulator.bill import Bill, bill, without_warm_up
+from fsm_spec.simulator.cluster import Cluster, ClusterResults
 from fsm_spec.simulator.metrics import RequestLog
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.perfetto import write_perfetto
@@ -98,6 +99,7 @@ class Run:
             "recomputed_slots": results.recomputed_slots,
             "usage": results.usage.to_dict(),
             "bill": self.bill.to_dict(),
+            **({"cluster": results.to_dict()} if isinstance(results, ClusterResults) else {}),
             "confidence": {name: [round(end, 6) for end in ends] for name, ends in self.confidence.items()},
             "verdicts": list(results.verdicts),
             "over_time": over_time(results),
@@ -203,6 +205,9 @@ def _run_all(prepared: Sequence[Prepared], wanted: Wanted) -> list[Run]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         for each in prepared:
             task = bar.add_task(f"{each.table.name} {each.scenario.arrivals}", total=len(each.requests))
+            if not each.cluster.alone:
+                runs.append(_cluster_run(each, wanted, partial(_advance, bar, task)))
+                continue
             with _writer(each, wanted.trace) as writer, _rows(each, wanted.rows, taken) as take:
                 start = time.perf_counter()
                 simulation = each.simulation(trace=writer)
@@ -215,6 +220,24 @@ def _run_all(prepared: Sequence[Prepared], wanted: Wanted) -> list[Run]:
             found = bill(results, each.cost, wanted.slos, wanted.price)
             runs.append(Run(each, results, *seconds, found, _confidence(each, wanted)))
     return runs
+
+
+def _cluster_run(prepared: Prepared, wanted: Wanted, progress: Callable[[int], None]) -> Run:
+    """Run several replicas; what is written of one replica's steps cannot be had."""
+    for option, path in (("--trace", wanted.trace), ("--parquet", wanted.rows)):
+        if path is not None:
+            raise UserError(
+                f"{option} holds the run of one replica; leave it out, or the options of a cluster"
+            )
+    start = time.perf_counter()
+    results: Results = Cluster(prepared, prepared.cluster).run(progress)
+    seconds = time.perf_counter() - start
+    assert isinstance(results, ClusterResults)
+    paid_s = results.paid_s
+    if wanted.warm_up_s:
+        results = without_warm_up(results, wanted.warm_up_s)
+    found = bill(results, prepared.cost, wanted.slos, wanted.price, paid_s)
+    return Run(prepared, results, seconds, 0.0, found, _confidence(prepared, wanted))
 
 
 def _confidence(prepared: Prepared, wanted: Wanted) -> dict[str, tuple[float, float, float]]:
@@ -270,6 +293,11 @@ def _reported(run: Run, wanted: Wanted) -> report.Scenario:
     """Give what the report shows of a run."""
     prepared, results = run.prepared, run.results
     notes = [*results.verdicts]
+    if isinstance(results, ClusterResults):
+        notes.append(
+            f"{results.most_replicas} replicas at most, {results.paid_s:.4g} replica seconds;"
+            f" {results.hit_tokens:,} prompt tokens found in caches, {results.moved} requests moved"
+        )
     if wanted.warm_up_s:
         notes.append(
             f"latencies and throughput leave out requests that arrived in the first {wanted.warm_up_s:g} s"

@@ -109,7 +109,7 @@ class PackedRun:
                 finished = int(self.world[p.FINISHED])
                 progress(finished)
             if why == p.STUCK:
-                raise self._stuck()
+                raise self.stuck()
             if why == p.LOADS:
                 self.window.finished(int(self.world[p.NEXT]), take)
                 self._load()
@@ -198,7 +198,8 @@ class PackedRun:
         """Give what the run used: device time, operations and bytes, and time by state."""
         return Usage.of(self.table, int(self.world[p.BUSY_NS]), self.used, self.dwell_ns)
 
-    def _stuck(self) -> UserError:
+    def stuck(self) -> UserError:
+        """Give the error of a run in which nothing can move."""
         world = self.world
         return stuck(
             self.table,

@@ -26,8 +26,8 @@ COLUMNS = CHUNK + 1
 # `log`, int64 [..., window]: what is known of each request, and what is counted; a request stands at its number modulo
 # the window, which is a power of two: `world[WINDOW]` is one less. `world[LOADED]` requests have been written there.
 (ARRIVAL, PROMPT_TOKENS, OUTPUT_TOKENS, TAKE, LONGEST, FILL, ADMITTED_NS, FIRST_TOKEN_NS, FINISH_NS, EMITTED_TOKENS,
- PREFILL_EMITTED, ROUNDS, FORWARDS, PREEMPTIONS, ACCEPTED, DRAFTED) = range(16)  # fmt: skip
-LOG = DRAFTED + 1
+ PREFILL_EMITTED, ROUNDS, FORWARDS, PREEMPTIONS, ACCEPTED, DRAFTED, HIT) = range(17)  # fmt: skip
+LOG = HIT + 1
 # `drawing`, int64 [states, draws, ...]: the law, the row of `cells` that takes the count, where its most stands (a row
 # of `cells`, or 0 for a constant), whether drafts are judged, and whether what is drawn is taken from the most.
 (LAW, ARGUMENT, LARGEST_AT, LARGEST, JUDGES, DOWN) = range(6)

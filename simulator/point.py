@@ -10,7 +10,9 @@ from typing import Any
 
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.simulator import roofline
+from fsm_spec.simulator.cluster import Cluster, ClusterResults
 from fsm_spec.simulator.scenario import Scenario, prepare
+from fsm_spec.simulator.simulation import Results
 from fsm_spec.simulator.slo import Slo, goodput
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -38,8 +40,12 @@ def evaluate(scenario: Scenario, slos: Sequence[Slo] = ()) -> Result:
 
 def _evaluated(scenario: Scenario, slos: Sequence[Slo]) -> Result:
     prepared = prepare(scenario)
-    results = prepared.simulation().run()
+    results: Results = (
+        prepared.simulation().run() if prepared.cluster.alone else Cluster(prepared, prepared.cluster).run()
+    )
     summary, usage, gpus = results.summary, results.usage, scenario.tensor_parallel
+    if isinstance(results, ClusterResults):
+        gpus *= results.most_replicas
     found: Result = {
         "spec": prepared.table.name,
         "requests": summary.requests,

@@ -77,7 +77,7 @@ def _queued(world, log, queue, returned):
         row = (returned[index] if index < again else world[p.FRESH] + index - again) & world[p.WINDOW]
         queue[index, 0] = log[p.TAKE, row]
         queue[index, 1] = log[p.LONGEST, row]
-        queue[index, 2] = log[p.FILL, row]
+        queue[index, 2] = log[p.FILL, row] - log[p.HIT, row]
     return count
 
 
@@ -139,6 +139,7 @@ def _preempt(step, world, cells, log, returned):
         request = cells[p.REQUEST, i]
         row = request & world[p.WINDOW]
         log[p.PREEMPTIONS, row] += 1
+        log[p.HIT, row] = 0
         log[p.FILL, row] = cells[world[p.RESULTS], i]
         log[p.TAKE, row] = -(-log[p.FILL, row] // world[p.PAGE_SIZE])
         where = world[p.RETURNED]
@@ -193,7 +194,7 @@ def _admit(step, world, cells, log, returned, pages, tokens):
     cells[p.PROMPT, i] = log[p.PROMPT_TOKENS, row]
     cells[p.LIMIT, i] = log[p.OUTPUT_TOKENS, row]
     cells[p.EMITTED, i] = log[p.EMITTED_TOKENS, row]
-    cells[world[p.ARGS], i] = 0  # no prefix is found in a cache
+    cells[world[p.ARGS], i] = log[p.HIT, row]  # slots that a prefix cache or another replica gives
     cells[p.AT, 0] = i
     step(world[p.ON_ADMIT], 0, 1, cells)
     world[p.LIVE] += 1

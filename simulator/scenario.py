@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_impossible
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
+from fsm_spec.simulator.cluster_options import ClusterOptions, parse_cluster
 from fsm_spec.simulator.cost import CostModel, Host
 from fsm_spec.simulator.drafter import parse_drafter
 from fsm_spec.simulator.hardware import Hardware, load_hardware
@@ -83,6 +84,12 @@ class Scenario(BaseModel):
     pages: int | None = Field(default=None, description="KV pages of the pool, if known exactly")
     page_size: int = Field(default=DEFAULT_PAGE_SIZE, description="token slots a page")
     seed: int = Field(default=0, description="of arrivals, lengths and acceptance")
+    replicas: int | None = Field(default=None, description="replicas at the start")
+    routing: str | None = Field(default=None, description="round-robin, least-loaded or prefix")
+    prefix_cache: bool = Field(default=False, description="each replica remembers full pages of text")
+    autoscale: str | None = Field(default=None, description="MIN:MAX:TARGET:STARTUP")
+    fail: tuple[str, ...] = Field(default=(), description="REPLICA:AT:DOWN of replicas that fail")
+    split: str | None = Field(default=None, description="PREFILL:DECODE[:GB_S] replicas of each kind")
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class Prepared:
     policy: Policy
     requests: Requests
     laws: Laws
+    cluster: ClusterOptions
 
     def simulation(self, *, trace: TraceWriter | None = None, checked: bool = False) -> Simulation:
         """Give a run of the scenario, not yet started."""
@@ -112,6 +120,15 @@ class Prepared:
             self.laws,
             trace=trace,
             checked=checked,
+        )
+
+    def laws_of(self, replica: int) -> Laws:
+        """Give the laws of one replica of several: the same, with numbers of its own."""
+        acceptance, lookup, unmasking = self.laws
+        return Laws(
+            replace(acceptance, seed=acceptance.seed + replica) if acceptance else None,
+            replace(lookup, seed=lookup.seed + replica) if lookup else None,
+            replace(unmasking, seed=unmasking.seed + replica) if unmasking else None,
         )
 
     def settings(self) -> dict[str, str]:
@@ -144,6 +161,7 @@ class Prepared:
             "kernels": Path(scenario.kernels).name if scenario.kernels else "",
             "profile": Path(scenario.profile).name if scenario.profile else "",
             "adapter rank": str(self.cost.adapter_rank) if self.cost.adapter_rank else "",
+            **self.cluster.describe(),
             "policy": self.policy.policy,
             "running at most": str(self.policy.max_running),
             "pool": f"{pool.pages} pages of {pool.page_size}",
@@ -190,7 +208,9 @@ def prepare(scenario: Scenario) -> Prepared:
         hardware = profile.hardware
         cost = faults.take(lambda: _cost(scenario, model, profile, rank))
         memory = faults.take(lambda: _memory(scenario, model, hardware, rank))
+    cluster = faults.take(lambda: _cluster(scenario))
     faults.raise_any()
+    assert cluster is not None
     assert loaded and table and model and hardware and cost and memory and policy  # noqa: PT018 - without faults all are there
     assert requests is not None
     pool = Pool(memory.pages, memory.page_size)
@@ -215,6 +235,7 @@ def prepare(scenario: Scenario) -> Prepared:
         policy,
         requests,
         Laws(acceptance, lookup, unmasking),
+        cluster,
     )
 
 
@@ -320,6 +341,17 @@ def _adapter_rank(scenario: Scenario, table: Table) -> int:
             f"--adapter-rank would have no effect, because {table.name} has no adapter rows; leave it out"
         )
     return scenario.adapter_rank
+
+
+def _cluster(scenario: Scenario) -> ClusterOptions:
+    return parse_cluster(
+        scenario.replicas,
+        scenario.routing,
+        scenario.prefix_cache,
+        scenario.autoscale,
+        scenario.fail,
+        scenario.split,
+    )
 
 
 def _profile(scenario: Scenario) -> Profile:

@@ -61,6 +61,17 @@ class Timeline:
         self._current, self._peaks = tuple(levels[0]), list(levels[1])
         self.now_ns = now_ns
 
+    def add(self, other: Timeline) -> None:
+        """Add another timeline of the same columns that ended at the same time; peaks add up to a bound."""
+        while self.width_ns < other.width_ns:
+            self._double()
+        while other.width_ns < self.width_ns:
+            other._double()
+        for mine, its in zip((*self._integrals, *self._sums), (*other._integrals, *other._sums), strict=True):
+            mine[:] = [left + right for left, right in zip(mine, its, strict=True)]
+        self._peaks = [left + right for left, right in zip(self._peaks, other._peaks, strict=True)]
+        self.now_ns = max(self.now_ns, other.now_ns)
+
     def close(self, now_ns: int) -> None:
         """Let the last levels hold until the end of the run."""
         self._advance(now_ns)

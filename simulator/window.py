@@ -59,7 +59,7 @@ class Window:
         rows = np.arange(begin, end) & (self.size - 1)
         requests, pool, log = self._requests, self._pool, self.log
         prompt, limit = requests.prompt_tokens[begin:end], requests.output_tokens[begin:end]
-        fill = self._fill(prompt, np.zeros(len(prompt), np.int64))
+        fill = self.fill(prompt, np.zeros(len(prompt), np.int64))
         log[:, rows] = 0
         log[p.ARRIVAL, rows], log[p.PROMPT_TOKENS, rows] = requests.arrival_ns[begin:end], prompt
         log[p.OUTPUT_TOKENS, rows] = limit
@@ -70,6 +70,16 @@ class Window:
         for place in (p.ADMITTED_NS, p.FIRST_TOKEN_NS, p.FINISH_NS):
             log[place, rows] = UNSET
         self.loaded = end
+
+    def extend(self, total: int) -> None:
+        """Write the rows up to `total`, of requests that came since; the columns hold more than have come."""
+        whole = self._requests
+        self._requests = Requests(
+            whole.arrival_ns[:total], whole.prompt_tokens[:total], whole.output_tokens[:total]
+        )
+        self._refuse(self.loaded)
+        self.load(self.loaded, total - self.loaded)
+        self._requests = whole
 
     def finished(self, next_: int, take: Callable[[RequestLog], None]) -> None:
         """Hand on the oldest requests, up to the first that has not finished, and forget them."""
@@ -99,19 +109,20 @@ class Window:
         wider[:, numbers & (2 * self.size - 1)] = self.log[:, numbers & (self.size - 1)]
         self.log = wider
 
-    def _refuse(self) -> None:
-        prompt, limit = self._requests.prompt_tokens, self._requests.output_tokens
+    def _refuse(self, begin: int = 0) -> None:
+        prompt, limit = self._requests.prompt_tokens[begin:], self._requests.output_tokens[begin:]
         never = (prompt < 1) | (limit < 0) | (self._longest(prompt, limit) > self._pool.pages)
         for index in np.flatnonzero(never)[:1].tolist():
             refuse(self._table, self._policy, self._pool, int(prompt[index]), int(limit[index]))
 
     def _longest(self, prompt: Integers, limit: Integers) -> Integers:
         """Give the most pages each request can ever own, as `policy.longest_pages` does."""
-        last = self._fill(prompt, np.maximum(limit - 1, 0))
+        last = self.fill(prompt, np.maximum(limit - 1, 0))
         more = np.where(limit > 0, most_headroom(self._table, self._policy), 0)
         return np.asarray(self._pool.pages_of(last + more), np.int64)
 
-    def _fill(self, prompt: Integers, emitted: Integers) -> Integers:
+    def fill(self, prompt: Integers, emitted: Integers) -> Integers:
+        """Give the slots that a prefill of each text writes."""
         assert self._table.fill is not None
         columns = {"prompt": prompt, "emitted": emitted}
         return np.asarray(evaluate(self._table, self._table.fill, columns, np), np.int64)
