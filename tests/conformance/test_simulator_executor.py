@@ -14,6 +14,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import TraceDivergence, UserError
 from fsm_spec.executor.generate import Options, Session, pool_for, trace_header
 from fsm_spec.executor.models.random import tiny_model
+from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.expression import Const, subtract
 from fsm_spec.load import load
@@ -49,7 +50,8 @@ def recorded_run(
     loaded = load(spec)
     table = compile_table(loaded.spec, {}, line_of=loaded.line_of)
     trace = TraceWriter(records, trace_header(table, policy, pool, loaded.text))
-    session = Session(table, model, pool=pool, policy=policy, trace=trace)
+    drafters = random_drafters(table, model)
+    session = Session(table, model, pool=pool, policy=policy, trace=trace, drafters=drafters)
     for prompt in prompts:
         session.add(prompt, Options(tokens))
     session.run()
