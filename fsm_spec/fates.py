@@ -94,7 +94,12 @@ def _judges(forward: Forward, accept: Accept | Walk, path: Path) -> Iterator[Vio
         if segment is None:
             continue
         blank = any(piece.name in ("mask", "noise") for piece in sources(segment))
-        if blank or segment.logits == "own" or segment.weights != "base" or forward.attention not in ("causal", "groups", "tree"):
+        if (
+            blank
+            or segment.logits == "own"
+            or segment.weights != "base"
+            or forward.attention not in ("causal", "groups", "tree")
+        ):
             yield (
                 path,
                 f"{name} may not judge: the target judges by causal rows, base weights, logits: shifted",

@@ -15,7 +15,6 @@ import torch
 from shipped_specs import LOSSLESS
 
 from fsm_spec.executor.generate import Options, Session, pool_for
-from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.load import LoadedModel, load_model
 from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.store import SMOLLM2, is_whole, model_folder

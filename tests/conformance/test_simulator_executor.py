@@ -20,7 +20,7 @@ from fsm_spec.expression import Const, subtract
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.replay import replay_records
-from fsm_spec.simulator.acceptance import parse_accept
+from fsm_spec.simulator.acceptance import parse_accept, parse_unmask
 from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.lookup import Lookup
@@ -158,7 +158,7 @@ def simulated(table: Table, text: str, pool: Pool) -> Records:
     policy = Policy(policy="preempt", admit="preempt")
     lengths = parse_lengths("uniform:5:20", "--input"), parse_lengths("uniform:1:20", "--output")
     workload = Workload(parse_arrivals("poisson:200"), *lengths, requests=12, seed=3)
-    laws = Laws(parse_accept("geometric:0.7", 3), Lookup(0.6, 3))
+    laws = Laws(parse_accept("geometric:0.7", 3), Lookup(0.6, 3), parse_unmask("geometric:0.4", 3))
     cost = CostModel(load_model("smollm2-135m"), load_hardware("h100"))
     trace = TraceWriter(records, header(table, policy, pool, text, "simulator"))
     Simulation(table, policy, pool, cost, workload.generate(), laws, trace=trace).run()
@@ -181,9 +181,7 @@ def test_simulators_own_trace_replays_and_reruns(spec: str, table_of: Callable[.
 @pytest.mark.parametrize("spec", REFUSED)
 def test_counts_without_a_law_are_refused(spec: str, table_of: Callable[..., Table]) -> None:
     """The simulator invents no outcomes: it says which operator it was given no law for."""
-    with pytest.raises(
-        UserError, match="has the operator (unmask|walk), whose results depend on model and text"
-    ):
+    with pytest.raises(UserError, match="has the operator budget, whose results depend on model and text"):
         simulated(table_of(spec), load(spec).text, Pool(256, 4))
 
 

@@ -65,9 +65,11 @@ INTERVALS: Final[dict[str, tuple[Bound, Bound]]] = {
     **dict.fromkeys(["isd", "isd_gated", "isd_sampled", "isd_shipped", "isd_topk"], STRIDED),
     **dict.fromkeys(["linear_spec", "linear_spec_plain", "linear_spec_lagged"], LINEAR),
     "dflash": one_forward(name("b", -1)),
-    **dict.fromkeys(["draft_lm", "mtp"], one_forward(name("g"))),
+    **dict.fromkeys(["draft_lm", "dspark", "dspark_earlier", "mtp"], one_forward(name("g"))),
     "linear_spec_threshold": ((lambda params: ratio(1, params["b"])), LINEAR[1]),
-    **dict.fromkeys(["uno_linear", "uno_tree", "uno_unverified", "uno_adaptive"], two_forwards(2, name("b", 1))),
+    **dict.fromkeys(["uno_linear", "uno_tree", "uno_unverified"], two_forwards(2, name("b", 1))),
+    # Its draft pass emits its own clean token at once: each forward stands for itself.
+    "uno_adaptive": one_forward(name("b", -1)),
     "uno_switching": two_forwards(2, name("deep", 1)),
     "uno_denoise": (
         lambda params: ratio(2, params["t"] + 1),
