@@ -144,14 +144,17 @@ class _Compiler:
         return None if size in ("vocab", Name("vocab")) else evaluate(size, self.params)  # type: ignore[arg-type]
 
     def _columns(self) -> tuple[ColumnPlan, ...]:
-        plans = []
+        plans: list[ColumnPlan] = []
+        # An init reads columns above it as they start, not as they were before.
+        above: dict[str, Expr] = {}
         for name, column in self.spec.columns.items():
             top = evaluate(column.max, self.params)
             if not 0 <= top < 2**31:
                 self.faults.append(
                     (("columns", name, "max"), f"column {name} would run to {top}; give 0 to 2147483647")
                 )
-            plans.append(ColumnPlan(name, self._sub(column.init), top))
+            above[name] = expression.substitute(self._sub(column.init), above)
+            plans.append(ColumnPlan(name, above[name], top))
         return tuple(plans)
 
     def _forward(self, name: str, forward: Forward) -> ForwardPlan:

@@ -93,8 +93,13 @@ def _judges(forward: Forward, accept: Accept | Walk, path: Path) -> Iterator[Vio
         segment = segment_of(forward, name)
         if segment is None:
             continue
-        own = segment.logits == "own"
-        if own or segment.weights != "base" or forward.attention not in ("causal", "groups", "tree"):
+        blank = any(piece.name in ("mask", "noise") for piece in sources(segment))
+        if (
+            blank
+            or segment.logits == "own"
+            or segment.weights != "base"
+            or forward.attention not in ("causal", "groups", "tree")
+        ):
             yield (
                 path,
                 f"{name} may not judge: the target judges by causal rows, base weights, logits: shifted",

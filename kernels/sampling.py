@@ -19,7 +19,7 @@ from fsm_spec.kernels.law import (
 )
 from fsm_spec.kernels.randomness import Purpose
 
-Rule = Literal["law", "argmax"]
+Rule = Literal["law", "argmax", "argmax_of_law"]
 
 
 def sample(  # noqa: PLR0913 -- the operator's inputs, one each
@@ -38,13 +38,15 @@ def sample(  # noqa: PLR0913 -- the operator's inputs, one each
 
     Shapes: logits [n, V]; seed and position int64 [n].
 
-    The law is the one that was sampled from: under `argmax`, a point mass.
-    (The softmax beside an argmax is not the proposal's law; with it, the output law is not the target's.)
+    The law is the one that was sampled from: under `argmax`, a point mass. `argmax_of_law` gives the softmax beside an
+    argmax, which is not the proposal's law: with it, the output law is not the target's.
     """
     if rule == "argmax" or rows.all_greedy:
         tokens = argmax_tokens(logits, exclude)
         return tokens, point_mass(tokens, as_real(logits)) if want_law else None
     p = law(logits, rows, exclude)
+    if rule == "argmax_of_law":
+        return argmax_tokens(logits, exclude), p if want_law else None
     return chooser.choose(p, seed, position, purpose), p if want_law else None
 
 
@@ -58,5 +60,6 @@ def sample_plain(
     exclude: int | None = None,
 ) -> tuple[int, list[float]]:
     """Choose one token as `sample` does, in plain Python -> (token, law)."""
-    p = law_plain(logits, SamplingParams() if rule == "argmax" else params, exclude)
-    return chooser.choose_one(p, key), p
+    surest = law_plain(logits, SamplingParams(), exclude)
+    p = surest if rule == "argmax" else law_plain(logits, params, exclude)
+    return chooser.choose_one(p if rule == "law" else surest, key), p

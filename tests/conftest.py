@@ -1,6 +1,6 @@
 """Settings of all tests; fixtures that more than one folder needs live here, others with their tests.
 
-`--matrix FILE` writes which shipped spec passed which kind of test, as `scripts/matrix` reads it: a test marked
+`--matrix FILE` writes which shipped spec passed which kind of test, as `scripts/matrix.py` reads it: a test marked
 `shows(kind)` counts for the spec it is parametrised by.
 """
 
@@ -34,7 +34,10 @@ def project() -> Path:
 
 
 class Matrix:
-    """Count outcomes of tests by spec and kind, on the process that collects the reports of all workers."""
+    """Count outcomes of tests by spec and kind, on the process that collects the reports of all workers.
+
+    The file keeps what earlier runs found of other specs and kinds, each under the digest of the table it ran with.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,16 +45,24 @@ class Matrix:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a test once: its call, or the setup in which it failed or was skipped."""
-        shown = [value for name, value in report.user_properties if name == SHOWS]
         if report.when == "teardown" or (report.when == "setup" and report.passed):
             return
-        for kind, spec in shown:
+        for kind, spec in (value for name, value in report.user_properties if name == SHOWS):
             counts = self.outcomes.setdefault(spec, {}).setdefault(kind, {})
             counts[report.outcome] = counts.get(report.outcome, 0) + 1
 
     def pytest_sessionfinish(self) -> None:
         """Write what was counted."""
-        text = json.dumps(self.outcomes, indent=2, sort_keys=True)
+        # Numpy comes with these; it reads the settings below when it is imported.
+        from fsm_spec.compile import compile_table  # noqa: PLC0415
+        from fsm_spec.load import load, shipped  # noqa: PLC0415
+
+        found = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        for spec in self.outcomes.keys() & shipped().keys():
+            digest = compile_table(load(spec).spec).digest
+            for kind, counts in self.outcomes[spec].items():
+                found.setdefault(spec, {})[kind] = {"table": digest, **counts}
+        text = json.dumps(found, indent=1, sort_keys=True)
         self.path.write_text(text + "\n", encoding="utf-8")
 
 

@@ -18,12 +18,12 @@ from fsm_spec.errors import UserError
 from fsm_spec.expect import Expected, expect
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
-from fsm_spec.simulator.acceptance import parse_accept
+from fsm_spec.simulator.acceptance import parse_accept, parse_unmask
 from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.model import load_model
-from fsm_spec.simulator.outcomes import Laws, most_drafts
+from fsm_spec.simulator.outcomes import Laws, draws_of, most_drafts
 from fsm_spec.simulator.simulation import Results, Simulation
 from fsm_spec.simulator.theory import accepted_law, expected_rounds
 from fsm_spec.simulator.workload import Workload, parse_arrivals, parse_lengths
@@ -33,6 +33,9 @@ ERRORS = 4.0
 REQUESTS, LIMIT, SEED = 400, 41, 5
 COST = CostModel(load_model("smollm2-135m"), load_hardware("h100"))
 FOUND = 0.6
+# The checker speaks of masks that are left, the simulator of masks that are filled: both say the same where passes
+# fill all masks, or one each.
+FILLED = {"geometric:0.7": 1, "geometric:0.3": 0, "geometric:1": 1}
 
 
 def table_of(spec: str, **params: int) -> Table:
@@ -47,6 +50,7 @@ def simulated(table: Table, accept: str, requests: int = REQUESTS, limit: int = 
     laws = Laws(
         parse_accept(accept, SEED) if most_drafts(table, "accept") else None,
         Lookup(FOUND, SEED) if most_drafts(table, "lookup") else None,
+        parse_unmask(f"geometric:{FILLED[accept]}", SEED) if most_drafts(table, "unmask") else None,
     )
     return Simulation(table, Policy(), Pool(100_000, 16), COST, load_, laws).run()
 
@@ -54,7 +58,13 @@ def simulated(table: Table, accept: str, requests: int = REQUESTS, limit: int = 
 def expected(table: Table, accept: str, limit: int = LIMIT) -> Expected:
     """Compute what the checker expects of the same request."""
     texts = [accept] + ([f"count=all:{FOUND}"] if most_drafts(table, "lookup") else [])
-    return expect(table, chances_of(table, texts), limit)
+    return expect(table, chances_of(table, [*texts, *masks_left(table, FILLED[accept])]), limit)
+
+
+def masks_left(table: Table, filled: int) -> list[str]:
+    """Give the checker's chances for masks left, where passes fill all masks (1) or one each (0)."""
+    draws = {draw.name for state in table.states for draw in draws_of(table, state.name) if draw.down}
+    return [f"{name}=geometric:{1 - filled}" for name in sorted(draws)]
 
 
 @pytest.mark.parametrize("accept", ["geometric:0.7", "geometric:0.3"])
@@ -88,12 +98,13 @@ def test_sure_rounds_are_equal(spec: str) -> None:
     """Where every draft is accepted nothing is left to chance, so one request equals its expected values."""
     table = table_of(spec)
     texts = ["geometric:1", "count=all:1"][: 1 + (most_drafts(table, "lookup") > 0)]
-    known = expect(table, chances_of(table, texts), 23)
+    known = expect(table, chances_of(table, [*texts, *masks_left(table, 1)]), 23)
     lengths = parse_lengths("1", "--input"), parse_lengths("23", "--output")
     load_ = Workload(parse_arrivals("closed:1"), *lengths, requests=1, seed=1).generate()
     laws = Laws(
         parse_accept("geometric:1") if most_drafts(table, "accept") else None,
         Lookup(1.0) if most_drafts(table, "lookup") else None,
+        parse_unmask("geometric:1") if most_drafts(table, "unmask") else None,
     )
     results = Simulation(table, Policy(), Pool(100, 1), COST, load_, laws, checked=True).run()
     assert known.rounds == int(results.log.rounds[0])

@@ -61,7 +61,7 @@ def compiled(table_of: Tables, spec: str) -> Table:
     """Compile with parameters of at most 8, but thresholds and bounds as they are."""
     params = SPECS[spec].params
     return table_of(
-        spec, **{name: min(param.default, 8) for name, param in params.items() if param.default <= 256}
+        spec, **{name: min(param.default, 8) for name, param in params.items() if param.default <= 64}
     )
 
 

@@ -14,12 +14,13 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import TraceDivergence, UserError
 from fsm_spec.executor.generate import Options, Session, pool_for, trace_header
 from fsm_spec.executor.models.random import tiny_model
+from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.expression import Const, subtract
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.replay import replay_records
-from fsm_spec.simulator.acceptance import parse_accept
+from fsm_spec.simulator.acceptance import parse_accept, parse_unmask
 from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.lookup import Lookup
@@ -49,7 +50,8 @@ def recorded_run(
     loaded = load(spec)
     table = compile_table(loaded.spec, {}, line_of=loaded.line_of)
     trace = TraceWriter(records, trace_header(table, policy, pool, loaded.text))
-    session = Session(table, model, pool=pool, policy=policy, trace=trace)
+    drafters = random_drafters(table, model)
+    session = Session(table, model, pool=pool, policy=policy, trace=trace, drafters=drafters)
     for prompt in prompts:
         session.add(prompt, Options(tokens))
     session.run()
@@ -156,7 +158,7 @@ def simulated(table: Table, text: str, pool: Pool) -> Records:
     policy = Policy(policy="preempt", admit="preempt")
     lengths = parse_lengths("uniform:5:20", "--input"), parse_lengths("uniform:1:20", "--output")
     workload = Workload(parse_arrivals("poisson:200"), *lengths, requests=12, seed=3)
-    laws = Laws(parse_accept("geometric:0.7", 3), Lookup(0.6, 3))
+    laws = Laws(parse_accept("geometric:0.7", 3), Lookup(0.6, 3), parse_unmask("geometric:0.4", 3))
     cost = CostModel(load_model("smollm2-135m"), load_hardware("h100"))
     trace = TraceWriter(records, header(table, policy, pool, text, "simulator"))
     Simulation(table, policy, pool, cost, workload.generate(), laws, trace=trace).run()
@@ -179,9 +181,7 @@ def test_simulators_own_trace_replays_and_reruns(spec: str, table_of: Callable[.
 @pytest.mark.parametrize("spec", REFUSED)
 def test_counts_without_a_law_are_refused(spec: str, table_of: Callable[..., Table]) -> None:
     """The simulator invents no outcomes: it says which operator it was given no law for."""
-    with pytest.raises(
-        UserError, match="has the operator (unmask|walk), whose results depend on model and text"
-    ):
+    with pytest.raises(UserError, match="has the operator budget, whose results depend on model and text"):
         simulated(table_of(spec), load(spec).text, Pool(256, 4))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fsm_spec.load import load, shipped
+from fsm_spec.operators import OPERATORS, key_of
 from fsm_spec.spec import Spec
 
 SPECS: Final[dict[str, Spec]] = {name: load(path).spec for name, path in sorted(shipped().items())}
@@ -18,8 +19,7 @@ def claim(name: str) -> str:
 
 def operators(name: str) -> set[str]:
     """Name the operators of a spec with their rules: `accept:match`."""
-    ops = [op for forward in SPECS[name].forwards.values() for op in forward.ops]
-    return {f"{op.op}:{rule}" if (rule := getattr(op, "rule", None)) else op.op for op in ops}
+    return {key_of(op) for forward in SPECS[name].forwards.values() for op in forward.ops}
 
 
 def draws_the_targets_own(name: str) -> bool:
@@ -30,16 +30,15 @@ def draws_the_targets_own(name: str) -> bool:
 
 def has_laws(name: str) -> bool:
     """Tell whether the simulator has a law for every count of a spec."""
-    counting = {op.partition(":")[0] for op in operators(name)} - {"sample", "grow"}
-    return counting <= SIMULATED_OPERATORS
+    counting = {key for key in operators(name) if any(out.kind == "count" for out in OPERATORS[key].outputs)}
+    return {key.partition(":")[0] for key in counting} <= {"accept", "walk", "lookup", "unmask"}
 
 
-# Operators whose counts the simulator draws; it refuses a spec with others, which a test holds.
-SIMULATED_OPERATORS: Final = {"accept", "lookup"}
 LOSSLESS: Final = [name for name in SPECS if claim(name) != "no"]
 SAMPLING: Final = [name for name in SPECS if claim(name) == "sampling"]
 LOSSY: Final = [name for name in SPECS if claim(name) == "no"]
 IDENTICAL: Final = [name for name in SPECS if draws_the_targets_own(name)]
+# The simulator refuses a spec with counts that it has no law for, which a test holds.
 SIMULATED: Final = [name for name in SPECS if has_laws(name)]
 REFUSED: Final = [name for name in SPECS if not has_laws(name)]
 # Specs that emit what an unmask operator filled: their rounds start again from masks alone.

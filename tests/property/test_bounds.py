@@ -56,17 +56,31 @@ LINEAR: Final = two_forwards(1, name("b"))
 GROUPS: Final = one_forward(name("b", -1))
 BY_THRESHOLD: Final = denoised(name("b"))
 IN_STEPS: Final = denoised(lambda params: ratio(min(params["steps"], params["b"])))
+# Schedules leave no choice: the passes of a block are known.
+EVENLY: Final[Bound] = IN_STEPS[0]
+IN_TURN: Final[Bound] = denoised(lambda params: ratio(-(-params["b"] // params["quota"])))[0]
 INTERVALS: Final[dict[str, tuple[Bound, Bound]]] = {
     "ar": one_forward(lambda _: ratio(0)),
     "ngram": one_forward(name("k")),
     **dict.fromkeys(["isd", "isd_gated", "isd_sampled", "isd_shipped", "isd_topk"], STRIDED),
     **dict.fromkeys(["linear_spec", "linear_spec_plain", "linear_spec_lagged"], LINEAR),
+    "dflash": one_forward(name("b", -1)),
+    **dict.fromkeys(["draft_lm", "dspark", "dspark_earlier", "mtp"], one_forward(name("g"))),
     "linear_spec_threshold": ((lambda params: ratio(1, params["b"])), LINEAR[1]),
-    **dict.fromkeys(["uno_linear", "uno_tree"], two_forwards(2, name("b", 1))),
+    **dict.fromkeys(["uno_linear", "uno_tree", "uno_unverified"], two_forwards(2, name("b", 1))),
+    # Its draft pass emits its own clean token at once: each forward stands for itself.
+    "uno_adaptive": one_forward(name("b", -1)),
+    "uno_switching": two_forwards(2, name("deep", 1)),
+    "uno_denoise": (
+        lambda params: ratio(2, params["t"] + 1),
+        lambda params: ratio(params["b"] + 1, params["t"] + 1),
+    ),
     **dict.fromkeys(["quadratic", "quadratic_sampled", "tidar", "uno_quadratic"], GROUPS),
     "block_diffusion": denoised(lambda params: ratio(min(params["steps"], params["b"] - 1))),
-    **dict.fromkeys(["fast_diffuser", "sdar_static"], IN_STEPS),
-    **dict.fromkeys(["fast_dllm", "low_confidence", "sdar", "sdar_entropy", "sdar_sequential"], BY_THRESHOLD),
+    "fast_diffuser": IN_STEPS,
+    "sdar_static": (EVENLY, EVENLY),
+    "sdar_sequential": (IN_TURN, IN_TURN),
+    **dict.fromkeys(["fast_dllm", "low_confidence", "sdar", "sdar_entropy"], BY_THRESHOLD),
 }
 
 
@@ -90,7 +104,7 @@ def run(table: Table, draw: Drawn, rounds: int = ROUNDS) -> list[tuple[int, int]
         event = next_event(table, columns)
         assert event is not None
         plan = table.forwards[str(table.states[columns["state"]].forward)]
-        forwards += any(evaluate(segment.count, columns) > 0 for segment in plan.segments)
+        forwards += plan.model is None and any(evaluate(seg.count, columns) > 0 for seg in plan.segments)
         args = {
             arg.name: draw(arg.name, evaluate(arg.low, columns), evaluate(arg.high, columns))
             for arg in table.events[event].args

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,10 +20,12 @@ from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.request import Request
 from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.toy import ToyCache, ToyModel
+from fsm_spec.executor.toy_drafters import toy_drafters
 from fsm_spec.expression import evaluate
 from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.load import load, shipped
 from fsm_spec.oracle import holding, oracle
+from fsm_spec.plan import ForwardPlan
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.properties import Judge
 from fsm_spec.table import Table
@@ -47,6 +50,7 @@ class Watched(Runner):
             PageAllocator(POOL.pages, POOL.page_size),
             vocabulary=VOCABULARY,
             mask_id=MASK,
+            drafters=toy_drafters(table, POOL.pages * POOL.page_size, VOCABULARY),
         )
         self.toy = ToyModel(VOCABULARY)
         self.launched = []
@@ -54,8 +58,21 @@ class Watched(Runner):
 
     def forward(self, rows: RowBatch, cache: ToyCache) -> torch.Tensor:
         """Be the model: hold rows to the plan of the launch's groups, then let the toy answer."""
+        self._compare(rows)
+        return self.toy.forward(rows, cache)
+
+    def forward_captured(
+        self, rows: RowBatch, cache: ToyCache, capture: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give hidden states too, for draft models that read them."""
+        self._compare(rows)
+        return self.toy.forward_captured(rows, cache, capture)
+
+    def _compare(self, rows: RowBatch) -> None:
         slots, at = rows.slots.tolist(), 0
         for group in self.launched:
+            if forward_of(self.table, group.state).model is not None:
+                continue
             for member, request in enumerate(group.requests.tolist()):
                 planned = self._planned(group, member)
                 self.written[request][-1] = planned
@@ -64,7 +81,6 @@ class Watched(Runner):
                     assert own[planned].tolist() == slots[at : at + len(planned)]
                     at += len(planned)
                 self._hold_text(request, int(group.columns["kv"][member]))
-        return self.toy.forward(rows, cache)
 
     def launch(self, launch: Any) -> Any:  # noqa: ANN401 -- the protocol's
         """Remember the groups; requests without rows have written nothing."""
@@ -77,8 +93,7 @@ class Watched(Runner):
     def _planned(self, group: Group, member: int) -> list[int]:
         """List the slots that the row plan gives, row after row."""
         values = {name: int(column[member]) for name, column in group.columns.items()}
-        state = self.table.state(group.state)
-        plan = self.table.forwards[str(state.forward)]
+        plan = forward_of(self.table, group.state)
         counts = [evaluate(segment.count, values) for segment in plan.segments]
         held = holding(self.table, values)
         # The plan's rows by what becomes of their KV are what step and simulator count as held beside kv.
@@ -96,6 +111,11 @@ class Watched(Runner):
         assert self.requests[request].text[:kv].tolist() == cache.tokens[own].tolist()
         assert list(range(kv)) == cache.positions[own].tolist()
         assert not cache.gates[own].any()
+
+
+def forward_of(table: Table, state: str) -> ForwardPlan:
+    """Give the plan of the forward that runs in a state."""
+    return table.forwards[str(table.state(state).forward)]
 
 
 def run(table: Table, text: str, seed: int) -> tuple[Watched, int]:
@@ -145,6 +165,9 @@ def follow(
     if event != state.name or state.forward is None:
         return 0
     kv, kept, slots = before["kv"], after["kv"] - before["kv"], written[request].popleft()
+    if forward_of(table, event).model is not None:
+        assert (0, []) == (kept, slots)
+        return 0
     row = table.rows[outcome.transition // 2]
     if not outcome.transition % 2:
         assert evaluate(row.keep, {**before, **table.codes, **args}) == kept

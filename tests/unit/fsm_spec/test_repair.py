@@ -67,7 +67,8 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
         ("ar", "op: sample", "op: smaple", [
             '15:14 forwards.decode.ops[0].op: "smaple" is not known here; did you mean "sample"?']),
         ("ar", "op: sample", "op: conjure", [
-            '15:14 forwards.decode.ops[0].op: "conjure" is not known here; known: sample, accept, lookup']),
+            ('15:14 forwards.decode.ops[0].op: "conjure" is not known here; known: '
+            "sample, capture, budget, accept, unmask, grow, walk, lookup")]),
         ("ar", "op: sample", "op: acts", [
             '15:14 forwards.decode.ops[0].op: "acts" is not known here; did you mean "accept"?']),
         ("ar", "op: sample", "op: [sample]", [
@@ -77,7 +78,7 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
             '15:9 forwards.decode.ops[0]: expected an operator, found "sample"']),
         ("ar", "out: next", "sample: next", [
             '15:9 forwards.decode.ops[0]: the key "out" is missing',
-            '15:34 forwards.decode.ops[0].sample: unknown key "sample"; known: op, rows, rule, out']),
+            '15:34 forwards.decode.ops[0].sample: unknown key "sample"; known: op, rows, rule, head, out']),
         ("ar", "rows: last", "rows: 7", [
             "15:28 forwards.decode.ops[0].rows: expected a name or a list of names, found 7"]),
         ("ar", "rows: last", "rows: [last, 7]", [
@@ -85,8 +86,8 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
         ("ar", "rows: last", "rows: a-b", [
             ('15:28 forwards.decode.ops[0].rows: "a-b" is no name; names are letters, digits and _, and start with no '
             "digit")]),
-        ("ar", "out: next", "out: [next, law, more]", [
-            "15:34 forwards.decode.ops[0].out: expected at most 2 items, found 3"]),
+        ("ar", "out: next", "out: [next, law, more, most]", [
+            "15:34 forwards.decode.ops[0].out: expected at most 3 items, found 4"]),
         ("ar", "keep: 1", "keep: 1.5", [("19:38 transitions[0].keep: expected an expression, found a number with a "
             "fraction")]),
         ("ar", "keep: 1", "keep: 1 + + 2", ["19:42 transitions[0].keep: expected a number or a name, found '+'"]),
@@ -136,7 +137,7 @@ def test_faults_in_every_part_are_found_in_one_run() -> None:
         '29:14 forwards.verify.ops[0].op: "acept" is not known here; did you mean "accept"?',
         '35:22 transitions[0].to: the state "verfy" is not declared; did you mean "verify"?',
     ] == findings(
-        "isd",
+        "isd_gated",
         ("claim: sampling", "clam: smpling"),
         ("[2, 16]", "[16, 2]"),
         ("name: clean, source: pending, logits", "name: clean, source: pending, logit"),

@@ -15,7 +15,7 @@ from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.load import load, shipped
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.replay import replay_records
-from fsm_spec.simulator.acceptance import Acceptance, parse_accept
+from fsm_spec.simulator.acceptance import Acceptance, parse_accept, parse_unmask
 from fsm_spec.simulator.cost import CostModel, Work
 from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.lookup import Lookup
@@ -60,7 +60,9 @@ def simulate(
     """Run a small simulation under conservation checks."""
     table = table_of(spec) if isinstance(spec, str) else spec
     policy = Policy.model_validate({"policy": admit, "admit": admit, "max_running": max_running})
-    laws = Laws(acceptance or parse_accept("geometric:0.7", 1), Lookup(lookup, 1))
+    laws = Laws(
+        acceptance or parse_accept("geometric:0.7", 1), Lookup(lookup, 1), parse_unmask("geometric:0.4", 1)
+    )
     return Simulation(table, policy, pool, COST, requests, laws, checked=True).run()
 
 
