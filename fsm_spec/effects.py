@@ -187,7 +187,7 @@ def _carry_set(
 def _grows(scope: Scope, carry: str) -> bool:
     """Tell whether a carry is filled piece by piece: some transition sets it to its own first tokens and more."""
     return any(
-        isinstance(value, list) and str(value[0]).startswith(f"{carry}[:")
+        isinstance(value, list) and value != [] and str(value[0]).startswith(f"{carry}[:")
         for transition in scope.spec.transitions
         for value in [transition.set.get(carry)]
     )
