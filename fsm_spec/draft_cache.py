@@ -42,7 +42,7 @@ def faults_of(
                 added = row.draft_keep if _model_of(table, row) == name else Const(0)
                 off = _off(row, model.behind, added, known[row.sources[0]])
                 if off != Const(0):
-                    message = f"the cache of {name} would hold {to_text(off)} rows less than it has ({under})"
+                    message = f"the cache of {name} lacks {to_text(off)} rows more than behind says ({under})"
                     yield (
                         paths[row.index],
                         f"{message}; keep what its forward adds, and set what behind reads",

@@ -18,6 +18,7 @@ from fsm_spec.scope import (
     Violation,
     forward_of,
     mentions,
+    sources,
     sources_of,
 )
 from fsm_spec.spec import Transition
@@ -104,8 +105,10 @@ def _moved(scope: Scope, transition: Transition, forward: str, path: Path) -> It
     if plan is None:
         return
     prefix = transition.keep_stride is None and transition.keep_rows is None
+    nodes = [piece.name for segment in plan.segments for piece in sources(segment)]
     if (
         plan.attention == "tree"
+        and any(name in scope.carries and scope.carries[name].kind == "tree" for name in nodes)
         and transition.keep_rows is None
         and transition.keep not in (Const(0), Const(1))
     ):
@@ -165,7 +168,9 @@ def _carry_set(
         yield path, str(error)
         return
     for piece in pieces:
-        if piece.name != "mask" or carry.kind != "token":
+        if piece.name == "mask" and carry.kind == "token" and piece is not pieces[-1]:
+            yield path, f"mask fills what the other pieces leave of {quoted(target)}; put it last"
+        elif piece.name != "mask" or carry.kind != "token":
             yield from scope.piece(piece, path, values, forward, place, carry.kind)
     lengths = [
         piece.length(values[piece.name].length or Const(0)) for piece in pieces if piece.name in values

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from fsm_spec.expression import Const
 from fsm_spec.findings import Path
 from fsm_spec.piece import Piece
 from fsm_spec.scope import PENDING, Scope, Violation, listed, segment_of, segment_path, sources
@@ -36,7 +37,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
                 and forward.model is None
                 and not scope.lost(("forwards", name, "ops"))
             ):
-                yield from _judged(scope, segment, accept, path)
+                yield from _judged(scope, forward, segment, accept, path)
         if accept is not None and scope.claims:
             yield from _judges(forward, accept, ("forwards", name, "ops", forward.ops.index(accept), "rows"))
 
@@ -66,7 +67,9 @@ def _stays(scope: Scope, forward: Forward, segment: Segment, path: Path) -> Iter
         yield path, f"{fate}, but KV written with the adapter is not the target's; write kv: scratch"
 
 
-def _judged(scope: Scope, segment: Segment, accept: Accept | Walk | None, path: Path) -> Iterator[Violation]:
+def _judged(
+    scope: Scope, forward: Forward, segment: Segment, accept: Accept | Walk | None, path: Path
+) -> Iterator[Violation]:
     fate = f"{segment.name} is provisional"
     if accept is None:
         yield path, f"{fate}, but no accept operator of this forward judges it; add one, or write kv: scratch"
@@ -86,6 +89,20 @@ def _judged(scope: Scope, segment: Segment, accept: Accept | Walk | None, path: 
             path,
             f"{segment.name} holds {held[0]}, but {accept.op} judges {drafts}; name one carry in both",
         )
+    elif segment is next(each for each in forward.segments if each.kv == "provisional"):
+        yield from _in_order(segment, accept, path)
+
+
+def _in_order(segment: Segment, accept: Accept | Walk, path: Path) -> Iterator[Violation]:
+    """Hold rows to the very drafts that are judged, the first of them first; groups hold one final token before."""
+    drafts, source = judged(accept), segment.source
+    if isinstance(source, list):
+        if source[0].name != PENDING or source[1:] != [drafts]:
+            message = f"{segment.name} reads {', '.join(map(str, source))}, but {accept.op} judges {drafts}"
+            yield path, f"{message}; write source: [{PENDING}, {drafts}]"
+    elif source.name == drafts.name and (source.start or Const(0)) != (drafts.start or Const(0)):
+        message = f"{segment.name} reads {source}, but {accept.op} judges {drafts}"
+        yield path, f"{message}; let both begin with the same draft"
 
 
 def _judges(forward: Forward, accept: Accept | Walk, path: Path) -> Iterator[Violation]:

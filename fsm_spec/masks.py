@@ -27,16 +27,19 @@ def rules(scope: Scope) -> Iterator[Violation]:
     masked = _masked(scope)
     for state in scope.spec.states:
         name = forward_of(scope.spec, state)
-        if name is not None and masked[state]:
-            yield from _read(scope, state, name, masked[state])
-    for number, transition in enumerate(scope.spec.transitions):
-        for state in sources_of(transition):
-            open_ = masked[state] | _unfilled(scope, transition, state)
+        found = list(_read(scope, state, name, masked[state])) if name is not None and masked[state] else []
+        yield from found
+        # What a state may not read, it need not be told not to emit.
+        known = masked[state] if not found else set()
+        for number, transition in enumerate(scope.spec.transitions):
+            if state not in sources_of(transition):
+                continue
+            open_ = known | _unfilled(scope, transition, state)
             for index, piece in enumerate(transition.emit):
                 if piece.name in open_:
-                    message = f"{piece} is emitted, but may hold masks"
                     path: Path = ("transitions", number, "emit", index)
-                    yield path, f"{message}; {_remedy(scope.spec, piece.name)}"
+                    remedy = f"emit it only where {_rest(scope.spec)} == 0, or fill it first"
+                    yield path, f"{piece} is emitted, but may hold masks; {remedy}"
 
 
 def _read(scope: Scope, state: str, name: str, masked: set[str]) -> Iterator[Violation]:
@@ -47,6 +50,7 @@ def _read(scope: Scope, state: str, name: str, masked: set[str]) -> Iterator[Vio
         if segment.kv != "scratch" and open_:
             message = f"{segment.name} keeps KV of {open_[0]}, which may hold masks in the state {state}"
             yield (*segment_path(name, forward, index), "kv"), f"{message}; {_remedy(scope.spec, open_[0])}"
+            return
     for index, op in enumerate(forward.ops):
         if isinstance(op, Accept) and op.drafts.name in masked:
             message = f"{op.drafts} is judged, but may hold masks in the state {state}"
@@ -55,9 +59,13 @@ def _read(scope: Scope, state: str, name: str, masked: set[str]) -> Iterator[Vio
 
 
 def _remedy(spec: Spec, name: str) -> str:
+    return f"enter it only where {_rest(spec)} == 0, or fill {name} first"
+
+
+def _rest(spec: Spec) -> str:
+    """Name the count of masks left, as the spec calls it."""
     rests = [op.out[0] for forward in spec.forwards.values() for op in forward.ops if isinstance(op, Unmask)]
-    rest = rests[0] if rests else "the masks left"
-    return f"enter it only where {rest} == 0, or fill {name} first"
+    return rests[0] if rests else "the masks left"
 
 
 def _masked(scope: Scope) -> dict[str, set[str]]:

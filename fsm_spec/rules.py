@@ -183,6 +183,8 @@ def _carries(scope: Scope) -> Iterator[Violation]:
             yield path, f"a carry of type {carry.type} has the shape {wanted}"
         for index, piece in enumerate(carry.init or ()):
             fault = _first_value(scope, carry.type, piece)
+            if not fault and piece.name == "mask" and index + 1 < len(carry.init or ()):
+                fault = f"mask fills what the other pieces leave of {quoted(name)}; put it last"
             if fault:
                 yield ("carry", name, "init", index), fault
     if scope.block is not None:

@@ -221,10 +221,8 @@ class Scope:
             carried = piece.name in self.carries
             self.used.add(("carry", piece.name) if carried else ("results", forward, piece.name))
             if value.kind != wanted:
-                yield (
-                    path,
-                    f"{quoted(piece.name)} gives {_KINDS[value.kind]}, where {_KINDS[wanted]} are needed",
-                )
+                needed = f"{_KINDS[wanted]} {'is' if _KINDS[wanted].startswith('a ') else 'are'} needed"
+                yield path, f"{quoted(piece.name)} gives {_KINDS[value.kind]}, where {needed}"
         elif piece.name in self.spec.params or piece.name in self.columns:
             yield path, f"{quoted(piece.name)} is a number; a carry or an operator's tokens stand here"
         elif piece.name in ("mask", "noise", "text"):
