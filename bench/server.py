@@ -1,7 +1,8 @@
 """Time the server against the engine alone, in the same process on the same requests, on SmolLM2.
 
 Clients are a process of their own (`fsm-spec bench serve`), all of which send at once; the engine alone gets the same
-prompts from a plain loop. Runs alternate, and the overhead is the median of the ratios of neighbours.
+prompts from a plain loop. Runs alternate, and each overhead is the median of the ratios of neighbours: of wall-clock
+time, and of the CPU time of this process, which a machine that is busy otherwise disturbs less.
 Run: `scripts/bench server`; `python bench/server.py --repeats 1 --tokens 16` is a short trial.
 Writes bench/results/server.json.
 """
@@ -65,36 +66,40 @@ def _compare(
     runs = [(_engine(model, spec, texts, tokens), _server(url, texts, tokens)) for _ in range(repeats + 1)][
         1:
     ]
-    overhead = [100 * (served["seconds"] / alone - 1) for alone, served in runs]
+    overhead = {
+        name: median(100 * (served[name] / alone[name] - 1) for alone, served in runs)
+        for name in ("seconds", "cpu_seconds")
+    }
     emitted = clients * tokens
     case = {
         "spec": spec,
         "clients": clients,
         "tokens": emitted,
         "server_tok_s": emitted / median(served["seconds"] for _, served in runs),
-        "engine_tok_s": emitted / median(alone for alone, _ in runs),
-        "overhead_percent": median(overhead),
-        "overheads_percent": overhead,
+        "engine_tok_s": emitted / median(alone["seconds"] for alone, _ in runs),
+        "overhead_percent": overhead["seconds"],
+        "cpu_overhead_percent": overhead["cpu_seconds"],
+        "runs": [{"engine": alone, "server": served} for alone, served in runs],
         "ttft_p50_ms": median(served["ttft"] for _, served in runs),
         "acceptance_length": runs[-1][1]["acceptance_length"],
     }
     print(
         f"{spec:6} {clients:3} clients: server {case['server_tok_s']:6.1f} tok/s, engine {case['engine_tok_s']:6.1f}, "
-        f"overhead {case['overhead_percent']:5.1f} %",
+        f"overhead {case['overhead_percent']:5.1f} %, of CPU time {case['cpu_overhead_percent']:5.1f} %",
         flush=True,
     )
     return case
 
 
-def _engine(model: LoadedModel, spec: str, texts: list[str], tokens: int) -> float:
-    """Run all requests on a session alone -> seconds; text is decoded there too."""
+def _engine(model: LoadedModel, spec: str, texts: list[str], tokens: int) -> dict[str, float]:
+    """Run all requests on a session alone -> seconds by the clock and of the CPU; text is decoded there too."""
     session = Session(compile_table(load(spec).spec), model.transformer, model.tokenizer, pool=Pool(4096, 16))
     prompts = [model.tokenizer.encode(text) for text in texts]
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     for prompt in prompts:
         session.add(prompt, Options(tokens, stop_ids=()))
     session.run()
-    return time.perf_counter() - started
+    return {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
 
 
 def _server(url: str, texts: list[str], tokens: int) -> dict[str, Any]:
@@ -113,10 +118,13 @@ def _server(url: str, texts: list[str], tokens: int) -> dict[str, Any]:
         ]
         command += ["--dataset", str(path), "--output", str(tokens), "--json"]
         command += ["--arrivals", f"closed:{len(texts)}", "--requests", str(len(texts))]
+        cpu = time.process_time()
         found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        cpu = time.process_time() - cpu
     assert len(texts) * tokens == found["emitted_tokens"]
     return {
         "seconds": found["duration_s"],
+        "cpu_seconds": cpu,
         "ttft": found["ttft_ms"]["p50"],
         "acceptance_length": found["acceptance_length"],
     }
