@@ -132,7 +132,10 @@ class Engine:
             raise UserError(
                 f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it"
             )
+        self._base = table
         self.tiers = tiers_of(table, policy)
+        # Carries are made once, in the largest shape of these sizes.
+        self._room = self.tiers.carry
         # The table of the rounds that run now; with tiers another one may follow at each iteration.
         self.table = self.tiers.largest
         self.policy = policy
@@ -183,6 +186,26 @@ class Engine:
         if request in self._slot_of:
             self._apply(life_cycle.HALT, np.array([self._slot_of[request]]), {"at": np.array([at], np.int32)})
         self._release_ended(Iteration())
+
+    def switch(self, policy: Policy) -> None:
+        """Put another policy in force from the next iteration on.
+
+        Raises UserError for tiers beyond the sizes that this run was made for, PoolExhausted where a request that
+        was taken could need more pages than there are.
+        """
+        tiers = tiers_of(self._base, policy)
+        for carry, room in zip(tiers.carry, self._room, strict=True):
+            if any(size > most for size, most in zip(carry.shape, room.shape, strict=True) if size and most):
+                raise UserError(
+                    f"the policy {policy.policy} asks for larger blocks than this run has room for; "
+                    "start with that policy, then switch among smaller ones"
+                )
+        live = zip(self.columns["prompt"][self.live], self.columns["limit"][self.live], strict=True)
+        sizes = [*live, *((entry.prompt, entry.limit) for entry in self.waiting.values())]
+        for prompt, limit in sizes:
+            refuse(tiers.largest, policy, self.pool, int(prompt), int(limit))
+        self.policy, self.tiers, self.table = policy, tiers, tiers.largest
+        self.backend.use(self.table)
 
     @property
     def has_work(self) -> bool:

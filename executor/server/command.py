@@ -179,6 +179,8 @@ def _serve(server: Server, run: Serving) -> None:
         lifespan="on",
         timeout_graceful_shutdown=max(1, int(settings.drain)),
         server_header=False,
+        # Longer than clients keep idle connections, so that none meets one that is just being closed.
+        timeout_keep_alive=75,
     )
 
     class Draining(uvicorn.Server):
@@ -192,6 +194,10 @@ def _serve(server: Server, run: Serving) -> None:
             # As uvicorn does, but without raising the signal again at the end: the exit code is 0.
             self.force_exit = self.should_exit
             self.should_exit = True
+
+        async def on_tick(self, counter: int) -> bool:
+            # Nothing brings a failed engine back: end, so that whoever watches the process starts another.
+            return await super().on_tick(counter) or server.worker.fault is not None
 
         async def startup(self, sockets: Any = None) -> None:  # noqa: ANN401 -- as overridden
             await super().startup(sockets)

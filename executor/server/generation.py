@@ -27,7 +27,7 @@ async def answer(order: Order, served: Served, worker: Worker, request: Request)
     if order.stream:
         # The first word decides between a stream and an error with a status of its own.
         try:
-            first = await _unless_left(_next_of(writer.choices), request)
+            first = await _unless_left(_next(writer), request)
         except BaseException:
             worker.cancel(order.jobs)
             raise
@@ -46,45 +46,35 @@ async def answer(order: Order, served: Served, worker: Worker, request: Request)
 
 async def _finish(writer: Writer) -> None:
     """Follow all choices to their ends; raises Refusal where one fails."""
-    for choice in writer.choices:
-        while choice.result is None:
-            delta = await choice.job.next()
-            if delta.error is not None:
-                raise delta.error
-            choice.add(delta)
+    while any(choice.result is None for choice in writer.choices):
+        choice, delta = await _next(writer)
+        if delta.error is not None:
+            raise delta.error
+        choice.add(delta)
 
 
-async def _next_of(choices: list[Choice]) -> tuple[Choice, Delta]:
-    """Wait for the first thing that comes for any of some choices."""
-    if len(choices) == 1:
-        return choices[0], await choices[0].job.next()
-    tasks = {asyncio.create_task(choice.job.wait()): choice for choice in choices}
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-    choice = tasks[next(iter(done))]
-    return choice, await choice.job.next()
+async def _next(writer: Writer) -> tuple[Choice, Delta]:
+    """Wait for the next thing that comes for any choice."""
+    job = await writer.order.ready.get()
+    return writer.choices[job.index], job.take()
 
 
 async def _events(writer: Writer, first: tuple[Choice, Delta]) -> AsyncGenerator[bytes]:
     """Write the events of a stream: chunks as they come, errors in their place, and the closing."""
     yield b"".join(map(event, writer.opening()))
-    open_choices = list(writer.choices)
+    left = len(writer.choices)
     choice, delta = first
     while True:
         if delta.error is not None:
             yield event(delta.error.content()) + DONE
             return
         part = b"".join(map(event, writer.chunks(choice, delta)))
-        if delta.last:
-            open_choices.remove(choice)
+        left -= delta.last
         if part:
             yield part
-        if not open_choices:
+        if not left:
             break
-        choice, delta = await _next_of(open_choices)
+        choice, delta = await _next(writer)
     yield b"".join(map(event, writer.closing())) + DONE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import secrets
@@ -55,6 +56,7 @@ class Order:
     echoes: list[str] = field(default_factory=list)
     hidden: int = 0
     tools: ToolFormat | None = None
+    ready: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)
 
 
 def completion_order(request: CompletionRequest, served: Served, request_id: str, client: str) -> Order:
@@ -269,6 +271,7 @@ def _jobs(
             seed = secrets.randbits(63) if request.seed is None else choice_seed(request.seed, choice)
             options = replace(run.options, max_tokens=limit, seed=seed, controls=controls)
             job = Job(order.request_id, len(jobs), prompt, limit, options, run.client, run.priority)
+            job.ready = order.ready
             job.arrived = now
             job.deadline = None if timeout is None else now + timeout
             jobs.append(job)

@@ -46,6 +46,7 @@ class Job:
 
     `priority`: lower goes first. `number` is the engine's, once it has the job. Not `counted`: one that only scores its
     prompt. `parent` names the client's own trace (W3C traceparent).
+    `ready` is shared by the jobs of a request: those for which something has gathered, each once.
     """
 
     request_id: str
@@ -65,25 +66,19 @@ class Job:
     number: int | None = None
     cancelled: bool = False
     emitted: int = 0
+    ready: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)
     _waiting: Delta | None = None
-    _ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     def deliver(self, delta: Delta) -> None:
         """Take what the engine gave; called in the event loop."""
         if self._waiting is None:
             self._waiting = delta
+            self.ready.put_nowait(self)
         else:
             self._waiting.add(delta)
-        self._ready.set()
 
-    async def wait(self) -> None:
-        """Wait until there is something to take."""
-        await self._ready.wait()
-
-    async def next(self) -> Delta:
-        """Wait for text, and take all there is."""
-        await self._ready.wait()
-        self._ready.clear()
+    def take(self) -> Delta:
+        """Give all that has gathered; called once for each time that the job was in `ready`."""
         delta, self._waiting = self._waiting, None
         assert delta is not None, "a job is ready only when something was delivered"
         return delta

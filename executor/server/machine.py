@@ -92,7 +92,10 @@ def switch_policy(served: Served, wanted: str | dict[str, Any]) -> Policy:
     except (FsmSpecError, ValueError) as error:
         raise Refusal(" ".join(str(error).split()), "policy", "invalid_value") from None
     require_live(policy)
-    served.session.engine.policy = policy
+    try:
+        served.session.engine.switch(policy)
+    except FsmSpecError as error:
+        raise Refusal(str(error), "policy", "invalid_value") from None
     return policy
 
 

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.executor.generate import Session
+from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.fair import FairQueue
 from fsm_spec.executor.server.job import Delta, Job
 from fsm_spec.executor.server.refusal import Refusal
@@ -135,6 +136,7 @@ class Worker:
                     self._wake.clear()
         except BaseException as error:  # noqa: BLE001 -- whatever it is, clients must hear of it
             self.fault = error
+            logs.LOGGER.exception("the engine failed")
         sentence = (
             "the server is going down" if self.fault is None else "the engine failed; see the server's log"
         )

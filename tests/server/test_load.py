@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import socket
@@ -16,7 +17,8 @@ import httpx
 import pytest
 from live_server import Running, Serve, process
 
-REQUESTS = 200
+# `FSM_SPEC_SOAK_REQUESTS` asks for more than CI has time for.
+REQUESTS = int(os.environ.get("FSM_SPEC_SOAK_REQUESTS", "200"))
 LONG: dict[str, Any] = {"ignore_eos": True}
 
 
@@ -268,6 +270,34 @@ def test_policy_switch_while_serving(serve: Serve) -> None:
             refused = running.http.put("/v1/fsm/policy", json={"policy": wrong})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "policy")
         running.settled()
+
+
+def test_tier_policies_switch_while_serving(serve: Serve) -> None:
+    """Block sizes follow the policy in force; sizes that the run was not made for are refused."""
+    small: dict[str, Any] = {
+        "policy": "small",
+        "tier": {"param": "b", "steps": [{"to": 1, "value": 8}, {"value": 2}]},
+    }
+    body: dict[str, Any] = {"prompt": "hello hello", "max_tokens": 40, "temperature": 0, **LONG}
+    with serve("linear_spec", pages=300, policy="tiers", params={"b": 4}) as running:
+
+        def policy(wanted: object) -> int:
+            return running.http.put("/v1/fsm/policy", json={"policy": wanted}).status_code
+
+        first = running.complete(**body)["choices"]
+        assert running.metrics()["fsm_spec:tier/b"] == 16
+        assert policy(small) == 200
+        assert running.complete(**body)["choices"] == first
+        assert running.metrics()["fsm_spec:tier/b"] == 8
+        assert policy("reserve") == 200
+        assert running.complete(**body)["choices"] == first
+        assert running.metrics()["fsm_spec:tier/b"] == 4
+        assert policy({**small, "tier": {"param": "none", "steps": [{"value": 2}]}}) == 400
+        assert policy("tiers") == 200
+        running.settled()
+    with serve("linear_spec", pages=300, params={"b": 4}) as running:
+        refused = running.http.put("/v1/fsm/policy", json={"policy": "tiers"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "policy")
 
 
 def kill_in_the_middle(running: Running) -> None:

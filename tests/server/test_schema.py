@@ -1,6 +1,6 @@
 """The server against its own OpenAPI document: whatever comes, it answers as the document says, and never with 500.
 
-`FSM_SPEC_FUZZ_EXAMPLES` asks for more examples than CI has time for.
+`FSM_SPEC_SOAK_EXAMPLES` asks for more examples than CI has time for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import content_type_conformance, not_a_server_error, response_schema_conformance
 from schemathesis.checks import status_code_conformance as documented_status
 
-EXAMPLES = int(os.environ.get("FSM_SPEC_FUZZ_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("FSM_SPEC_SOAK_EXAMPLES", "300"))
 # Operations that take a body are where examples differ; sound and broken ones get half of them each.
 BODIES = {
     "/v1/completions": "POST",

@@ -1,0 +1,64 @@
+"""`fsm-spec serve` before it serves: what is refused at the start, in one sentence and before a model loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from live_server import Running, Serve
+from typer.testing import CliRunner
+
+from fsm_spec.cli import application
+from fsm_spec.errors import UserError
+from fsm_spec.executor.server.command import judge
+from fsm_spec.load import load
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "sentence"),
+    [
+        ("six_mistakes.yaml", (), "six_mistakes.yaml:3:19: lossless.claim"),
+        ("echo_slot.yaml", (), "is refuted: only verified rows are committed"),
+        ("slots.yaml", (), "abstract model"),
+        ("echo.yaml", ("--policy", "greedy"), "block each other"),
+        ("echo.yaml", ("--policy", "nobody"), "no policy is called"),
+        ("echo.yaml", ("--set", "k=99"), "k"),
+        ("echo.yaml", ("--draft", "x"), "write NAME=FOLDER"),
+        ("echo.yaml", ("--log-format", "xml"), "give text or json"),
+        ("echo.yaml", (), 'there is no model "nowhere"'),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    project: Path, spec: str, options: tuple[str, ...], sentence: str
+) -> None:
+    """A broken or refuted spec, a policy that stands still, or a wrong option never gets a model."""
+    path = project / "docs" / "examples" / spec
+    done = CliRunner().invoke(application(), ["serve", str(path), "--model", "nowhere", *options])
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+
+
+def test_a_refuted_spec_is_served_on_demand_only(project: Path, serve: Serve) -> None:
+    """With --unproved it runs, and everybody can read the verdict."""
+    loaded = load(str(project / "docs" / "examples" / "echo_slot.yaml"))
+    with pytest.raises(UserError, match="--unproved"):
+        judge(loaded, {}, unproved=False)
+    assert judge(loaded, {}, unproved=True) == "refuted"
+    assert judge(load("ar"), {}, unproved=False) == "proved"
+    with serve("ar") as running:
+        assert running.http.get("/v1/fsm").json()["verdict"] == "proved"
+
+
+def test_the_fingerprint_changes_with_what_answers_depend_on(serve: Serve, server: Running) -> None:
+    """Another parameter, number format or policy gives another fingerprint; the same start the same one."""
+
+    def fingerprint(running: Running) -> str:
+        return str(running.complete(prompt="a", max_tokens=1)["system_fingerprint"])
+
+    found = {fingerprint(server)}
+    with serve("ngram", params={"shortest": 1}, pages=400) as same:
+        assert {fingerprint(same)} == found
+    for options in ({}, {"dtype": "bfloat16"}, {"policy": "reserve"}, {"mask_id": 5}):
+        with serve("ngram", pages=400, **options) as other:
+            found.add(fingerprint(other))
+    assert len(found) == 5
