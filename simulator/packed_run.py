@@ -29,6 +29,8 @@ from fsm_spec.table import END, PREFILL, WAIT, Table
 from fsm_spec.tiers import tiers_of
 
 FOREVER = 2**62
+# Launches of an iteration whose prices are remembered apart; those of longer rounds share the last place.
+LAUNCHES_APART = 4
 # Requests on their way, at first, where rows are not kept: about 10 MB.
 WINDOW = 65_536
 # Iterations between two looks at the clock: about 10 ms.
@@ -77,7 +79,8 @@ class PackedRun:
         # No level is larger than this, so that no integral over the span overflows.
         self._span_ns = 2**61 // max(pool.pages * pool.page_size, len(requests), 1)
         self.work = np.zeros(len(fields(Work)), np.int64)
-        self.parts = np.zeros((len(roofline.PARTS), roofline.COLUMNS))
+        self.parts = np.zeros((LAUNCHES_APART, len(roofline.PARTS), roofline.COLUMNS))
+        self.known = np.zeros((LAUNCHES_APART, roofline.ROW_COUNTS), np.int64)
         self.used = np.zeros((len(roofline.PARTS), roofline.COLUMNS))
         self.dwell = np.zeros((2, len(table.states)), np.int64)
         self.dwell_ns = [0] * len(table.states)
@@ -152,6 +155,7 @@ class PackedRun:
                 self.cost.constants,
                 self.cost.curves,
                 self.parts,
+                self.known,
                 self.used,
                 self.dwell,
                 line,

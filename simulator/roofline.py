@@ -33,6 +33,7 @@ PARTS: Final = (
 # What is known of a part: columns of `parts`. It takes START + max(FLOOR, COMPUTE and MEMORY joined by a power).
 COMPUTE_NS, MEMORY_NS, FLOOR_NS, START_NS, PART_NS, FLOPS, BYTES = range(7)
 COLUMNS: Final = BYTES + 1
+ROW_COUNTS: Final = 4
 # Efficiency curves: places in `curves`, each with its amounts, its shares, and whether it keeps its time below.
 BLOCKS_MFU, GEMM_MFU, DECODE_MBU, PREFILL_MFU, REDUCE_SHARE = range(5)
 AMOUNTS, SHARES, LATENCY = range(3)
@@ -135,8 +136,28 @@ def _all_attention(parts, work, constants, curves):
 @jit(sources=(__file__,))
 def price(work, constants, curves, parts):
     """Fill in the parts of a launch that has rows; `parts` is float64 [PARTS, COLUMNS]."""
+    _price_rows(work, constants, curves, parts)
+    _price_context(work, constants, curves, parts)
+
+
+@jit(sources=(__file__,))
+def _price_context(work, constants, curves, parts):
+    """Fill in the parts that depend on the context too, which moves with every launch."""
+    for column in range(COLUMNS):
+        parts[ATTENTION, column] = parts[PREFILL_ATTENTION, column] = parts[DRAFTER, column] = 0.0
+    _all_attention(parts, work, constants, curves)
+    rounds = work[ROWS] - work[PREFILL_ROWS]
+    if constants[DRAFT_STEPS] and rounds > 0:
+        _drafter(parts[DRAFTER], work, constants, curves)
+
+
+@jit(sources=(__file__,))
+def _price_rows(work, constants, curves, parts):
+    """Fill in the parts that counts of rows decide, to be kept for the next launch of as many."""
     bandwidth, peak, rows = constants[BANDWIDTH], constants[BF16_PEAK], work[ROWS]
-    parts[:] = 0.0
+    for part in range(len(parts)):
+        for column in range(COLUMNS):
+            parts[part, column] = 0.0
     parameters, size = constants[BLOCKS_PARAMETERS], constants[BLOCKS_BYTES]
     mfu, reach = curves[BLOCKS_MFU], bandwidth * constants[BLOCKS_MBU]
     parts[BLOCKS, START_NS] = constants[BLOCKS_START_NS]
@@ -145,7 +166,6 @@ def price(work, constants, curves, parts):
     )
     if constants[EXPERT_COUNT]:
         _experts(parts[EXPERTS], constants, curves, rows)
-    _all_attention(parts, work, constants, curves)
     # The kernels between the linear layers: norms, rotary embedding, activation.
     parts[ACTIVATIONS, MEMORY_NS] = NS * (constants[ROW_ACTIVATION_BYTES] * rows) / bandwidth
     parts[ACTIVATIONS, FLOOR_NS] = constants[ACTIVATION_FLOOR_NS]
@@ -172,9 +192,6 @@ def price(work, constants, curves, parts):
         parts[ALL_REDUCE, MEMORY_NS] = NS * (constants[ROW_REDUCE_BYTES] * rows) / reach
         parts[ALL_REDUCE, FLOOR_NS] = constants[REDUCE_FLOOR_NS]
         _close(parts[ALL_REDUCE], 0.0)
-    rounds = work[ROWS] - work[PREFILL_ROWS]
-    if constants[DRAFT_STEPS] and rounds > 0:
-        _drafter(parts[DRAFTER], work, constants, curves)
 
 
 @jit(sources=(__file__,))
@@ -287,7 +304,29 @@ def device_ns(work, constants, curves, parts):
     """Give the accelerator's time for one launch, in whole nanoseconds, and fill in its parts."""
     if work[ROWS] <= 0:
         return 0
-    price(work, constants, curves, parts)
+    _price_rows(work, constants, curves, parts)
+    return _launch_ns(work, constants, curves, parts)
+
+
+@jit(sources=(__file__,))
+def device_ns_again(work, constants, curves, parts, known):
+    """Give what `device_ns` does, where `parts` may hold those of an earlier launch with the counts of rows `known`.
+
+    From launch to launch it is mostly the context that moves; `known` is int64 [ROW_COUNTS], 0 at first.
+    """
+    rows, logits, adapter, sampled = work[ROWS], work[LOGITS_ROWS], work[ADAPTER_ROWS], work[SAMPLED_ROWS]
+    if rows <= 0:
+        return 0
+    if known[0] != rows or known[1] != logits or known[2] != adapter or known[3] != sampled:
+        known[0], known[1], known[2], known[3] = rows, logits, adapter, sampled
+        _price_rows(work, constants, curves, parts)
+    return _launch_ns(work, constants, curves, parts)
+
+
+@jit(sources=(__file__,))
+def _launch_ns(work, constants, curves, parts):
+    """Give the time of a launch whose parts by counts of rows are filled in."""
+    _price_context(work, constants, curves, parts)
     if len(constants) > CONSTANTS:
         _tabled(work, constants, parts)
     ns = constants[REPLAY_NS]

@@ -32,7 +32,7 @@ number = compiled(draws.number, "number", sources=SOURCES, mix=mix)
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def launch(
     step, world, states, cells, log, segments, visible, drawing, leads, survival, starts, work, constants, curves,
-    parts, usage, dwell, line, levels, running, chunks,
+    parts, known, usage, dwell, line, levels, running, chunks,
 ):  # fmt: skip
     """Launch until every running request is back at a round point or at its end; give the number of launches."""
     launches = 0
@@ -43,10 +43,12 @@ def launch(
         ride = chunks > 0 and (running == 0 or any_rows)
         _count(step, world, states, cells, log, segments, visible, work, first, last, ride)
         record(world, states, cells, dwell, line, levels, world[p.NOW_NS] + world[p.DEVICE_NS])
+        # The n-th launch of an iteration is mostly the n-th of the one before, a little later.
+        place = min(launches, len(parts) - 1)
         launches += 1
-        ns = roofline.device_ns(work, constants, curves, parts)
+        ns = roofline.device_ns_again(work, constants, curves, parts[place], known[place])
         if ns:
-            roofline.use(parts, usage)
+            roofline.use(parts[place], usage)
         world[p.DEVICE_NS] += ns
         world[p.BUSY_NS] += ns
         world[p.SEQUENCES] = max(world[p.SEQUENCES], work[roofline.REQUESTS])

@@ -27,7 +27,7 @@ SOURCES = tuple(
 @jit(sources=SOURCES, no_cfunc_wrapper=True)
 def advance(
     step, world, states, cells, log, queue, returned, segments, visible, drawing, leads, survival, starts, work,
-    constants, curves, parts, usage, dwell, line, levels, until_ns,
+    constants, curves, parts, known, usage, dwell, line, levels, until_ns,
 ):  # fmt: skip
     """Run iterations that start before `until_ns`; say why it comes back.
 
@@ -54,7 +54,7 @@ def advance(
             running, chunks = plan(step, world, states, cells, log, queue, returned)
             launches = launch(
                 step, world, states, cells, log, segments, visible, drawing, leads, survival, starts, work,
-                constants, curves, parts, usage, dwell, line, levels, running, chunks,
+                constants, curves, parts, known, usage, dwell, line, levels, running, chunks,
             )  # fmt: skip
             _release(world, cells)
             world[p.ITERATIONS] += 1

@@ -148,7 +148,7 @@ def test_rows_that_are_not_kept_are_handed_on(monkeypatch: pytest.MonkeyPatch) -
         for field in ("ttft_ms", "tpot_ms", "e2e_ms"):
             wanted, found = (getattr(getattr(summary, field), name) for summary in (exact, close))
             # Between two of few values an exact percentile is interpolated.
-            assert wanted == pytest.approx(found, rel=0.03 if name.startswith("p") else 1e-6), (field, name)
+            assert wanted == pytest.approx(found, rel=0.1 if name.startswith("p") else 1e-6), (field, name)
     assert kept.verdicts == passed.verdicts != ()
 
 
