@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
+from fsm_spec.executor.draft_option import draft_places
 from fsm_spec.executor.threads import MOST_THREADS
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -44,6 +45,13 @@ def generate(
     adapter: Annotated[
         Path | None,
         typer.Option(help="Draft adapter in PEFT's layout; without one all rows run base weights."),
+    ] = None,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="Draft model of that name in the spec: a folder, layers:N for the target's first layers, or random.",
+        ),
     ] = None,
     mask_id: Annotated[
         int | None,
@@ -98,6 +106,7 @@ def generate(
             max_tokens=max_tokens,
             model=model,
             adapter=adapter,
+            drafters=draft_places(draft or ()),
             mask_id=mask_id,
             temperature=temperature,
             top_k=top_k,

@@ -21,6 +21,7 @@ from fsm_spec.trace import TraceWriter
 
 if TYPE_CHECKING:
     from fsm_spec.executor.generate import Options, Result, Session
+    from fsm_spec.executor.models.drafter import Drafter
     from fsm_spec.executor.models.load import LoadedModel
     from fsm_spec.executor.models.store import Progress
     from fsm_spec.table import Table
@@ -35,6 +36,7 @@ class Run:
     max_tokens: int
     model: str
     adapter: Path | None
+    drafters: dict[str, str]
     mask_id: int | None
     temperature: float
     top_k: int
@@ -87,6 +89,7 @@ def execute(run: Run) -> None:
             pool=pool,
             policy=policy,
             mask_id=run.mask_id,
+            drafters=_drafters(run, table, model),
             trace=TraceWriter(records, head) if run.steps or trace_file else None,
         )
         number = session.add(prompt, _options(run))
@@ -134,6 +137,13 @@ def _load(run: Run, threads: int) -> LoadedModel:
     if run.adapter is not None:
         model.transformer.adapter = load_adapter(run.adapter, model.config, dtype)
     return model
+
+
+def _drafters(run: Run, table: Table, model: LoadedModel) -> dict[str, Drafter]:
+    """Load the draft models of the spec."""
+    from fsm_spec.executor.models.load_drafters import load_drafters
+
+    return load_drafters(table, run.drafters, model)
 
 
 def _encode(model: LoadedModel, run: Run) -> list[int]:

@@ -132,7 +132,9 @@ class Session:
         self.model = model
         self.tokenizer = tokenizer
         config = model.config
-        self.mask_id = default_mask_id(config, tokenizer) if mask_id is None else mask_id
+        trained = [drafter.mask_token_id for drafter in (drafters or {}).values()]
+        known = next((token for token in (mask_id, *trained) if token is not None), None)
+        self.mask_id = default_mask_id(config, tokenizer) if known is None else known
         if not 0 <= self.mask_id < config.vocab:
             raise UserError(
                 f"mask id {self.mask_id} is out of range; the model has tokens 0 to {config.vocab - 1}"

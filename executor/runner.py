@@ -8,7 +8,7 @@ block tables the allocator's (`cache.py`), text and counts the request's (`reque
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -46,6 +46,11 @@ class Model(Protocol):
 
     def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
         """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
+
+
+@runtime_checkable
+class CapturingModel(Model, Protocol):
+    """Be what a runner needs of a target whose hidden states draft models read."""
 
     def forward_captured(
         self,
@@ -146,6 +151,7 @@ class Runner:
         asked = chunks or any(block.layout.captures and block.layout.plan.model is None for block in blocks)
         if not capture or not asked:
             return Ran(self.model.forward(batch.rows(), self.cache))
+        assert isinstance(self.model, CapturingModel), "a draft model reads hidden states of its target"
         ran = Ran(*self.model.forward_captured(batch.rows(), self.cache, capture))
         assert ran.hidden is not None
         for chunk, stop, _ in chunks:

@@ -439,7 +439,7 @@ class Engine:
 
     def _has_rows(self, state: str) -> bool:
         forward = self.table.state(state).forward
-        return forward is not None and self.table.forwards[forward].rows > 0
+        return forward is not None and self.table.forwards[forward].target_rows > 0
 
     @property
     def _mid_round(self) -> NDArray[np.bool_]:

@@ -153,6 +153,11 @@ class ForwardPlan:
         return sum(segment.max_count for segment in self.segments)
 
     @property
+    def target_rows(self) -> int:
+        """Count the rows that the target runs, dead ones included: none where a draft model does."""
+        return self.rows if self.model is None else 0
+
+    @property
     def tree(self) -> str | None:
         """Name the tree carry whose nodes are the rows."""
         return self.segments[0].source.name if self.attention == "tree" else None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from fsm_spec.errors import UserError
+from fsm_spec.expression import evaluate
 from fsm_spec.simulator.model import ModelShape
+from fsm_spec.table import Row, Table
 
 FORM = "LAYERS:STEPS[:ROWS[:VOCABULARY]], such as 1:3 for a head of one layer that runs three times"
 
@@ -37,6 +40,58 @@ class Drafter:
     def describe(self) -> str:
         """Return the option that gives this drafter."""
         return f"{self.layers}:{self.steps}:{self.rows}:{self.vocabulary}"
+
+
+# Layers of a draft model where none are given: what the published ones of its kind have.
+LAYERS: Final = {"context_head": 5, "feature_head": 1, "token_heads": 1}
+_MOST_STEPS: Final = 1_000
+
+
+def drafter_of(table: Table) -> Drafter | None:
+    """Derive the cost of a table's draft model from its rounds; None where it has none.
+
+    Raises UserError for a language model, which may have any size.
+    """
+    if not table.models:
+        return None
+    kind = next(iter(table.models.values())).kind
+    if kind not in LAYERS:
+        raise UserError(f"{table.name} drafts with a {kind}; give --drafter {FORM}")
+    rows = max(
+        sum(segment.max_count for segment in plan.segments if segment.kv != "keep")
+        for plan in table.forwards.values()
+        if plan.model is not None
+    )
+    return Drafter(LAYERS[kind], draft_steps(table), max(1, rows))
+
+
+def draft_steps(table: Table) -> int:
+    """Count the forwards of draft models in a round, from the start state to the target's first."""
+    values = table.new_request(1, 1)
+    for column in table.columns:
+        values[column.name] = evaluate(column.init, values)
+    state, steps = table.start, 0
+    while (
+        steps < _MOST_STEPS and state.forward is not None and table.forwards[state.forward].model is not None
+    ):
+        steps += 1
+        row = _taken(table, state.name, values)
+        values |= {
+            name: evaluate(value, values | _least(table, state.name, values)) for name, value in row.sets
+        }
+        state = table.state(row.target)
+    return steps
+
+
+def _least(table: Table, event: str, values: dict[str, int]) -> dict[str, int]:
+    """Give the arguments of an event their least values."""
+    return {arg.name: evaluate(arg.low, values) for arg in table.events[event].args}
+
+
+def _taken(table: Table, event: str, values: dict[str, int]) -> Row:
+    """Choose the row of an event by its guards."""
+    known = values | _least(table, event, values)
+    return next(row for row in table.rows_of(event) if evaluate(row.guard, known))
 
 
 def parse_drafter(text: str) -> Drafter:

@@ -118,6 +118,17 @@ class Known:
         return np.zeros(most)
 
 
+class Untrimmed:
+    """Draw nothing: every draft is granted, as the confidences that a budget weighs are the model's."""
+
+    seed = 0
+    purpose = 0
+
+    def tail(self, most: int) -> NDArray[np.float64]:
+        """Give certainty that all are exceeded but the last, [most]."""
+        return np.ones(most)
+
+
 class Laws(NamedTuple):
     """Hold the laws that outcomes are drawn from; None where a spec has no operator that needs one."""
 
@@ -127,12 +138,14 @@ class Laws(NamedTuple):
 
     def of(self, op: str, table: Table) -> Law:
         """Give the law of an operator's counts; raises UserError where none was given."""
-        law: Law | None = {
+        laws: dict[str, Law | None] = {
             KNOWN: Known(),
+            "budget": Untrimmed(),
             "accept": self.acceptance,
             "lookup": self.lookup,
             "unmask": self.unmasking,
-        }.get(op)
+        }
+        law = laws.get(op)
         if law is None:
             raise UserError(
                 f"{table.name} has the operator {op}, whose results depend on model and text; give --{op}"

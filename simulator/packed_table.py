@@ -103,7 +103,7 @@ class PackedTable:
             plan = self._plans.get(state.name)
             if plan is None:
                 continue
-            row[p.HAS_ROWS], row[p.SEGMENTS] = plan.rows > 0, len(plan.segments)
+            row[p.HAS_ROWS], row[p.SEGMENTS] = plan.target_rows > 0, len(plan.segments)
             block = self._drawn.counter.constant(state.name)
             if block is not None:
                 row[p.CONSTANT] = True

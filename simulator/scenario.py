@@ -18,7 +18,7 @@ from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_impossible
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
 from fsm_spec.simulator.cluster_options import ClusterOptions, parse_cluster
 from fsm_spec.simulator.cost import CostModel, Host
-from fsm_spec.simulator.drafter import parse_drafter
+from fsm_spec.simulator.drafter import Drafter, drafter_of, parse_drafter
 from fsm_spec.simulator.hardware import Hardware, load_hardware
 from fsm_spec.simulator.kernel_table import load_kernel_table
 from fsm_spec.simulator.lookup import Lookup
@@ -206,8 +206,9 @@ def prepare(scenario: Scenario) -> Prepared:
     cost = memory = hardware = None
     if model and profile and rank is not None:
         hardware = profile.hardware
-        cost = faults.take(lambda: _cost(scenario, model, profile, rank))
-        memory = faults.take(lambda: _memory(scenario, model, hardware, rank))
+        drafter = faults.take(lambda: _drafter(scenario, table)) if table else None
+        cost = faults.take(lambda: _cost(scenario, model, profile, rank, drafter))
+        memory = faults.take(lambda: _memory(scenario, model, hardware, rank, drafter))
     cluster = faults.take(lambda: _cluster(scenario))
     faults.raise_any()
     assert cluster is not None
@@ -366,7 +367,14 @@ def _profile(scenario: Scenario) -> Profile:
     )
 
 
-def _cost(scenario: Scenario, model: ModelShape, profile: Profile, rank: int) -> CostModel:
+def _drafter(scenario: Scenario, table: Table) -> Drafter | None:
+    """Give the draft model's cost as asked for, else as the spec's rounds say."""
+    return parse_drafter(scenario.drafter) if scenario.drafter is not None else drafter_of(table)
+
+
+def _cost(
+    scenario: Scenario, model: ModelShape, profile: Profile, rank: int, drafter: Drafter | None
+) -> CostModel:
     table = None
     if scenario.kernels is not None:
         if scenario.tensor_parallel > 1 or scenario.dtype != "bf16":
@@ -381,12 +389,13 @@ def _cost(scenario: Scenario, model: ModelShape, profile: Profile, rank: int) ->
         rank,
         host=profile.host,
         table=table,
-        drafter=parse_drafter(scenario.drafter) if scenario.drafter is not None else None,
+        drafter=drafter,
     )
 
 
-def _memory(scenario: Scenario, model: ModelShape, hardware: Hardware, rank: int) -> Memory:
-    drafter = parse_drafter(scenario.drafter) if scenario.drafter is not None else None
+def _memory(
+    scenario: Scenario, model: ModelShape, hardware: Hardware, rank: int, drafter: Drafter | None
+) -> Memory:
     options = MemoryOptions(
         page_size=scenario.page_size, pages=scenario.pages, adapter_rank=rank, drafter=drafter
     )

@@ -51,8 +51,8 @@ class WorkCounter:
         }
 
     def has_rows(self, state: str) -> bool:
-        """Tell whether the state's forward runs the model at all."""
-        return self._forwards[state].plan.rows > 0
+        """Tell whether the state's forward runs the target at all; draft models are priced by `drafter.py`."""
+        return self._forwards[state].plan.target_rows > 0
 
     def constant(self, state: str) -> Block | None:
         """Give the block of a state's forward where all its counts are constant."""
@@ -102,7 +102,9 @@ class _Forward:
         self.constant: Block | None = None
         self._known: dict[int, Block] = {}
         self._radix = [segment.max_count + 1 for segment in plan.segments]
-        if all(isinstance(segment.count, Const) for segment in plan.segments):
+        if plan.model is not None:
+            self.constant = Block(0, 0, 0, 0, 0, 0, 0, 0)
+        elif all(isinstance(segment.count, Const) for segment in plan.segments):
             self.constant = self._block([segment.max_count for segment in plan.segments])
 
     def blocks(self, group: Group) -> list[tuple[Block, int, int]]:

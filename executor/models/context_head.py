@@ -62,7 +62,7 @@ class ContextHeadConfig:
     """streams of the target, as `Transformer.forward_captured` numbers them"""
     block: int
     """rows of a block that the head was trained on"""
-    mask_token_id: int
+    mask_token_id: int | None
     markov: str | None = None
     """kind of the head over neighbouring tokens, None without one"""
     markov_rank: int = 0
@@ -91,6 +91,7 @@ class ContextHead:
         self.config = config.model
         self.dtype = dtype
         self.capture = config.capture
+        self.mask_token_id = config.mask_token_id
         self.body = Transformer(config.model, ChainMap(shared, dict(weights)), dtype, _called)
         reader = WeightReader(weights, dtype, config.model.rms_eps)
         hidden = config.model.hidden

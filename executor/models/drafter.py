@@ -45,12 +45,14 @@ class Drafter(Protocol):
     """Be what a runner needs of a draft model.
 
     `config` shapes its KV cache; `capture` names the target's streams that its features are made of
-    (`Transformer.forward_captured`), side by side in that order.
+    (`Transformer.forward_captured`), side by side in that order; `mask_token_id` is the token that its mask rows were
+    trained with, None where it has none.
     """
 
     config: ModelConfig
     dtype: torch.dtype
     capture: tuple[int, ...]
+    mask_token_id: int | None
 
     def forward(self, rows: RowBatch, cache: PagedCache, features: torch.Tensor | None = None) -> Drafted:
         """Run T rows, write their K and V to their slots; `features` [T, width] is a second input of each row."""

@@ -66,6 +66,7 @@ class FeatureHead:
         self.config = model
         self.dtype = dtype
         self.capture = config.capture
+        self.mask_token_id: int | None = None
         layer_name = "midlayer." if any(name.startswith("midlayer.") for name in weights) else "layers.0."
         reader = WeightReader(
             ChainMap(dict(weights), {"embed_tokens.weight": target.embedding}),

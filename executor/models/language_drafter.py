@@ -19,6 +19,7 @@ class LanguageDrafter:
     """Draft with a language model that reads tokens only."""
 
     capture: tuple[int, ...] = ()
+    mask_token_id: int | None = None
 
     def __init__(self, model: Transformer, target: ModelConfig, where: str = "draft model") -> None:
         require_vocabulary(model.config, target, where)

@@ -13,17 +13,21 @@ from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.feature_head import load_feature_head
 from fsm_spec.executor.models.language_drafter import LanguageDrafter, first_layers
 from fsm_spec.executor.models.load import LoadedModel, load_model
+from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.token_heads import load_token_heads
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.table import Table
 
 # Self-speculation: so many of the target's first layers in place of a checkpoint.
 _LAYERS = "layers:"
+# Untrained weights, which show that a spec runs and draft badly.
+_RANDOM = "random"
 
 
 def load_drafters(table: Table, given: Mapping[str, str], target: LoadedModel) -> dict[str, Drafter]:
-    """Load a draft model for each name of a table -> by name; `given` are folders, or `layers:N` for language models.
+    """Load a draft model for each name of a table -> by name.
 
+    `given` are folders, `layers:N` for language models, or `random` for weights that are drawn.
     Token heads lie in the target's own folder unless another is given. Raises UserError for a name that is missing
     or unknown, and for a checkpoint that does not fit.
     """
@@ -31,7 +35,11 @@ def load_drafters(table: Table, given: Mapping[str, str], target: LoadedModel) -
         if name not in table.models:
             known = ", ".join(table.models) or "none"
             raise UserError(f"--draft {name}: {table.name} has no draft model of that name; it has {known}")
-    return {name: _load(plan.kind, name, given.get(name), target) for name, plan in table.models.items()}
+    drawn = random_drafters(table, target.transformer) if _RANDOM in given.values() else {}
+    return {
+        name: drawn[name] if given.get(name) == _RANDOM else _load(plan.kind, name, given.get(name), target)
+        for name, plan in table.models.items()
+    }
 
 
 def _load(kind: str, name: str, place: str | None, target: LoadedModel) -> Drafter:

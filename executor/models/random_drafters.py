@@ -78,7 +78,7 @@ def random_context_head(
         replace(target.config, layers=layers, tied=False),
         (0, target.config.layers - 1),
         block,
-        target.config.mask_token_id or 0,
+        target.config.mask_token_id,
         markov,
         markov_rank=0 if markov is None else 4,
         confidence=markov is not None,

@@ -40,6 +40,7 @@ class TokenHeads:
         self.config = replace(target.config, layers=1)
         self.dtype = dtype
         self.capture: tuple[int, ...] = (target.config.layers,)
+        self.mask_token_id: int | None = None
         self.target = target
         reader = WeightReader(weights, dtype, target.config.rms_eps, _called)
         self.stack = LayerStack(self.config, [reader.layer(self.config, 0)], dtype)

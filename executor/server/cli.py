@@ -9,6 +9,7 @@ import typer
 
 from fsm_spec.cli_spec import Settings, settings_of
 from fsm_spec.executor.cli import DEFAULT_MODEL, Dtype
+from fsm_spec.executor.draft_option import draft_places
 from fsm_spec.executor.threads import MOST_THREADS
 
 _LIMITS = "Limits"
@@ -57,7 +58,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=FOLDER",
-            help="Draft model of that name in the spec: a folder, or layers:N for the target's first layers.",
+            help="Draft model of that name in the spec: a folder, layers:N for the target's first layers, or random.",
             rich_help_panel=_MODEL,
         ),
     ] = None,
@@ -169,7 +170,7 @@ def serve(
             threads=threads,
             unproved=unproved,
             log_json=log_format == "json",
-            drafters=_named(draft or []),
+            drafters=draft_places(draft or []),
         ),
         {
             "names": tuple(served_model_name or ()),
@@ -185,14 +186,3 @@ def serve(
             "otlp_endpoint": otlp_endpoint,
         },
     )
-
-
-def _named(given: list[str]) -> dict[str, str]:
-    """Read NAME=FOLDER, each name once."""
-    from fsm_spec.errors import UserError
-
-    pairs = [text.partition("=") for text in given]
-    for name, equals, place in pairs:
-        if not (name and equals and place):
-            raise UserError(f"--draft {name}{equals}{place} is unknown; write NAME=FOLDER")
-    return {name: place for name, _, place in pairs}
