@@ -50,7 +50,8 @@ def main() -> int:
         )
     write_result(
         "acceptance",
-        {"model": MODEL, "tokens": given.tokens, "prompts": chats, "prompt_tokens": list(map(len, prompts)), "cases": cases},
+        {"model": MODEL, "tokens": given.tokens, "prompts": chats,
+         "prompt_tokens": list(map(len, prompts)), "cases": cases},
     )  # fmt: skip
     return int(bool(wrong))
 

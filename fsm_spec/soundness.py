@@ -198,10 +198,13 @@ class _Judge:
         return False
 
     def _moves(self, row: Row, name: str, value: Expr) -> bool:
-        """Decide under the guard what intervals leave open: that a column strictly rises, or strictly falls."""
+        """Decide under the guard what intervals leave open: that a column strictly rises, or strictly falls.
+
+        A row whose guard never holds repeats nothing.
+        """
         walked = self._walked([value, row.guard, Name(name)], self.table.events[row.event])
         steps = {evaluate(value, each) - each[name] for each in walked if evaluate(row.guard, each)}
-        return bool(steps) and (min(steps) >= 1 or max(steps) <= -1)
+        return not steps or min(steps) >= 1 or max(steps) <= -1
 
 
 def _cycles(edges: set[tuple[str, str]]) -> list[list[str]]:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Write the table of specs and what has been shown of each, from the results of tests and nothing else.
 
 `scripts/test --matrix tests/data/matrix.json` writes the results, `scripts/matrix.py` writes docs/reference/matrix.md

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
-from shipped_specs import LOSSLESS
+from shipped_specs import EVERY_WAY, LOSSLESS, sizes
 
 from fsm_spec.executor.generate import Options, Session, pool_for
 from fsm_spec.executor.models.load import LoadedModel, load_model
@@ -22,8 +22,7 @@ from fsm_spec.policy import Pool
 from fsm_spec.table import Table
 
 PROMPTS, TOKENS = 20, 128
-FULL_SIZE = {"ar", "ngram", "isd", "linear_spec", "uno_linear"}
-SMALLER = 6, 40
+SMALLER = 4, 32
 REAL_TOKENS = 24
 VOCABULARY = 48
 Tables = Callable[..., Table]
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.shows("greedy-equal")
 
 def size(spec: str) -> tuple[int, int]:
     """Say how many prompts a spec runs, and for how many tokens."""
-    return (PROMPTS, TOKENS) if spec in FULL_SIZE else SMALLER
+    return (PROMPTS, TOKENS) if spec in EVERY_WAY else SMALLER
 
 
 class Executor(Protocol):
@@ -72,8 +71,9 @@ def tight(table: Table, prompts: list[list[int]], tokens: int) -> Pool:
     return Pool(3 * longest.pages, 8)
 
 
-@pytest.mark.parametrize("adapter", [None, 1])
-@pytest.mark.parametrize("spec", LOSSLESS)
+@pytest.mark.parametrize(
+    ("spec", "adapter"), [*((spec, None) for spec in EVERY_WAY), *((spec, 1) for spec in LOSSLESS)]
+)
 def test_batched_output_is_plain_decoding(
     spec: str,
     adapter: int | None,
@@ -83,7 +83,7 @@ def test_batched_output_is_plain_decoding(
     plain: list[list[int]],
 ) -> None:
     """A row, slot, mask or carry that is wrong in company, or after a preemption, shows as another token."""
-    table = modest(table_of, spec)
+    table = table_of(spec, **sizes(spec))
     count, tokens = size(spec)
     chosen, expected = prompts[:count], [output[:tokens] for output in plain[:count]]
     executor.set_adapter(adapter)
@@ -115,7 +115,7 @@ def test_lone_output_is_plain_decoding(
     plain: list[list[int]],
 ) -> None:
     """A lone request takes other paths through attention and gathering than one in a batch."""
-    table = modest(table_of, spec)
+    table = table_of(spec, **sizes(spec))
     count, tokens = size(spec)
     executor.set_adapter(2)
     try:
@@ -131,14 +131,9 @@ def test_real_model_output_is_plain_decoding(
 ) -> None:
     """Sizes, vocabulary and end tokens of a real model break what a small one does not."""
     model, prompts, expected = real
-    tokens = REAL_TOKENS if spec in FULL_SIZE else REAL_TOKENS // 2
-    table = modest(table_of, spec, 8 if spec in FULL_SIZE else 4)
+    tokens = REAL_TOKENS if spec in EVERY_WAY else REAL_TOKENS // 2
+    table = table_of(spec, **sizes(spec, 8 if spec in EVERY_WAY else 4))
     assert [output[:tokens] for output in expected] == real_outputs(model, table, prompts, tokens)
-
-
-def modest(table_of: Tables, spec: str, most: int = 8) -> Table:
-    """Compile with parameters of at most `most`, which a CPU runs fast."""
-    return table_of(spec, **{name: min(value, most) for name, value in table_of(spec).params.items()})
 
 
 def real_outputs(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
-from shipped_specs import DENOISING, LOSSY, SPECS
+from shipped_specs import DENOISING, LOSSY, sizes
 
 from fsm_spec.executor.generate import Options, pool_for
 from fsm_spec.executor.models.transformer import Transformer
@@ -20,7 +20,7 @@ from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.policy import Pool
 from fsm_spec.table import Table
 
-PROMPTS, TOKENS, VOCABULARY = 5, 24, 48
+PROMPTS, TOKENS, VOCABULARY = 4, 20, 48
 LAWS = [SamplingParams(), SamplingParams(0.8, 20, 0.95)]
 Tables = Callable[..., Table]
 
@@ -38,7 +38,7 @@ class Executor(Protocol):
 def prompts() -> list[list[int]]:
     """Return prompts of lengths that leave every kind of tail in a block."""
     source = random.Random(4)
-    return [[source.randrange(1, VOCABULARY - 1) for _ in range(3 + 4 * index)] for index in range(PROMPTS)]
+    return [[source.randrange(1, VOCABULARY - 1) for _ in range(3 + 5 * index)] for index in range(PROMPTS)]
 
 
 @pytest.fixture
@@ -57,14 +57,6 @@ def loves_masks(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.undo()
 
 
-def compiled(table_of: Tables, spec: str) -> Table:
-    """Compile with parameters of at most 8, but thresholds and bounds as they are."""
-    params = SPECS[spec].params
-    return table_of(
-        spec, **{name: min(param.default, 8) for name, param in params.items() if param.default <= 64}
-    )
-
-
 @pytest.mark.shows("run")
 @pytest.mark.parametrize("law", LAWS, ids=["greedy", "sampled"])
 @pytest.mark.parametrize("spec", LOSSY)
@@ -72,7 +64,7 @@ def test_company_changes_nothing(
     spec: str, law: SamplingParams, executor: Executor, table_of: Tables, prompts: list[list[int]]
 ) -> None:
     """A block whose rows see a neighbour's masks, or draw a neighbour's numbers, differs in a batch."""
-    table = compiled(table_of, spec)
+    table = table_of(spec, **sizes(spec))
     seeds = range(PROMPTS)
     together = executor.run(table, prompts, Options(TOKENS, law), seeds=seeds)
     alone = [
@@ -89,7 +81,7 @@ def test_preemption_restarts_the_round(
     spec: str, executor: Executor, table_of: Tables, prompts: list[list[int]]
 ) -> None:
     """A preempted request emits neither a token of its lost round nor one twice; a block comes out the same again."""
-    table = compiled(table_of, spec)
+    table = table_of(spec, **sizes(spec))
     options = Options(TOKENS, LAWS[1])
     pool = Pool(2 * pool_for(table, max(map(len, prompts)), TOKENS, 4).pages, 4)
     crowded = executor.run(table, prompts, options, pool=pool, seeds=range(PROMPTS))
@@ -115,7 +107,7 @@ def test_no_mask_is_emitted(
 
     The token that opens a block under the contract `pending` is the target's own, whose law nothing alters.
     """
-    table = compiled(table_of, spec)
+    table = table_of(spec, **sizes(spec))
     own = range(0, TOKENS, table.params["b"]) if table.contract == "pending" else ()
     outputs = executor.run(table, prompts, Options(TOKENS, law)).token_ids
     filled = {token for output in outputs for at, token in enumerate(output) if at not in own}

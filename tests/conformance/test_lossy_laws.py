@@ -41,6 +41,7 @@ class Copying(ToyModel):
         super().__init__(VOCABULARY)
 
     def _draw(self, seen: Seen, position: int, gate: bool) -> tuple[float, ...]:  # noqa: FBT001 -- a row's gate
+        del gate  # the base model speaks of its own text
         before = {at: token for at, token, _ in seen}.get(position - 1, MASK)
         if position <= len(PROMPT) or before == MASK:
             return logits_of((0.5, 0.5, 0.0, 0.0))

@@ -11,6 +11,18 @@ from fsm_spec.spec import Spec
 SPECS: Final[dict[str, Spec]] = {name: load(path).spec for name, path in sorted(shipped().items())}
 
 
+# Specs that go through everything at full size; what is the same for all is asked of others once or in small.
+EVERY_WAY: Final = ("ar", "isd", "linear_spec", "ngram", "uno_linear")
+# Larger defaults are thresholds and bounds, in thousandths.
+_LARGEST_SIZE: Final = 64
+
+
+def sizes(name: str, most: int = 8) -> dict[str, int]:
+    """Give parameters of at most `most`, thresholds as they are: what a CPU runs fast."""
+    params = SPECS[name].params.items()
+    return {key: min(each.default, most) for key, each in params if each.default <= _LARGEST_SIZE}
+
+
 def claim(name: str) -> str:
     """Give what a spec claims of its output law: sampling, greedy or no."""
     lossless = SPECS[name].lossless

@@ -64,6 +64,7 @@ INTERVALS: Final[dict[str, tuple[Bound, Bound]]] = {
     "ngram": one_forward(name("k")),
     **dict.fromkeys(["isd", "isd_gated", "isd_sampled", "isd_shipped", "isd_topk"], STRIDED),
     **dict.fromkeys(["linear_spec", "linear_spec_plain", "linear_spec_lagged"], LINEAR),
+    "eagle3": one_forward(name("d")),
     "dflash": one_forward(name("b", -1)),
     **dict.fromkeys(["draft_lm", "dspark", "dspark_earlier", "mtp"], one_forward(name("g"))),
     "linear_spec_threshold": ((lambda params: ratio(1, params["b"])), LINEAR[1]),
