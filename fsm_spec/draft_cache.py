@@ -96,7 +96,7 @@ def _start(table: Table, name: str, kind: str, behind: Expr) -> Iterator[Fault]:
     lag = Const(1 if kind in BESIDE else 0)
     if difference(expression.substitute(behind, first), lag) != Const(0):
         message = f"prefill leaves the cache of a {kind} {lag.value} rows behind"
-        yield ("models", name, "behind"), f"{message}; let {to_text(behind)} start so"
+        yield ("models", name, "behind"), f"{message}; let {to_text(behind)} start at {lag.value}"
 
 
 def _off(row: Row, behind: Expr, added: Expr, known: Mapping[str, Expr]) -> Expr:

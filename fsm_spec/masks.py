@@ -38,7 +38,8 @@ def rules(scope: Scope) -> Iterator[Violation]:
             for index, piece in enumerate(transition.emit):
                 if piece.name in open_:
                     path: Path = ("transitions", number, "emit", index)
-                    remedy = f"emit it only where {_rest(scope.spec)} == 0, or fill it first"
+                    rest = _rest(scope.spec)
+                    remedy = f"emit it only where {rest} == 0, or fill it first" if rest else "fill it first"
                     yield path, f"{piece} is emitted, but may hold masks; {remedy}"
 
 
@@ -59,13 +60,14 @@ def _read(scope: Scope, state: str, name: str, masked: set[str]) -> Iterator[Vio
 
 
 def _remedy(spec: Spec, name: str) -> str:
-    return f"enter it only where {_rest(spec)} == 0, or fill {name} first"
+    rest = _rest(spec)
+    return f"enter it only where {rest} == 0, or fill {name} first" if rest else f"fill {name} first"
 
 
-def _rest(spec: Spec) -> str:
+def _rest(spec: Spec) -> str | None:
     """Name the count of masks left, as the spec calls it."""
-    rests = [op.out[0] for forward in spec.forwards.values() for op in forward.ops if isinstance(op, Unmask)]
-    return rests[0] if rests else "the masks left"
+    rests = (op.out[0] for forward in spec.forwards.values() for op in forward.ops if isinstance(op, Unmask))
+    return next(rests, None)
 
 
 def _masked(scope: Scope) -> dict[str, set[str]]:
