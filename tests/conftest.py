@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -47,7 +48,10 @@ class Matrix:
         """Count a test once: its call, or the setup in which it failed or was skipped."""
         if report.when == "teardown" or (report.when == "setup" and report.passed):
             return
-        for kind, spec in (value for name, value in report.user_properties if name == SHOWS):
+        for name, value in report.user_properties:
+            if name != SHOWS:
+                continue
+            kind, spec = cast("tuple[str, str]", value)
             counts = self.outcomes.setdefault(spec, {}).setdefault(kind, {})
             counts[report.outcome] = counts.get(report.outcome, 0) + 1
 

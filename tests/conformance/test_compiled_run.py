@@ -65,7 +65,7 @@ def everything(results: Results) -> dict[str, Any]:
         **{name: np.asarray(column).tolist() for name, column in vars(results.log).items()},
         "summary": json.dumps(results.summary.to_dict()),
         "usage": json.dumps(results.usage.to_dict()),
-        "over time": json.dumps(over_time(results.timeline)),
+        "over time": json.dumps(over_time(results)),
         "counts": (results.iterations, results.launches, results.recomputed_slots),
         "verdicts": results.verdicts,
     }

@@ -104,8 +104,7 @@ def test_verifier_off(table_of: Tables) -> None:
 def test_masks_filled_together_do_not_see_each_other(quota: int, off: float, table_of: Tables) -> None:
     """Of text that repeats each token, two masks filled in one pass break half; one after the other, none."""
     found = output(table_of("sdar_sequential", b=2, quota=quota), Copying(), 2)
-    expected = {(0, 0): 0.5, (1, 1): 0.5}
-    distance = (
-        sum(abs(found.get(tokens, 0.0) - expected.get(tokens, 0.0)) for tokens in {*found, *expected}) / 2
-    )
+    expected: dict[tuple[int, ...], float] = {(0, 0): 0.5, (1, 1): 0.5}
+    apart = [abs(found.get(tokens, 0.0) - expected.get(tokens, 0.0)) for tokens in {*found, *expected}]
+    distance = sum(apart) / 2
     assert off == pytest.approx(distance, abs=EXACT)

@@ -100,7 +100,8 @@ def start(table: Table) -> dict[str, int]:
 
 def run(table: Table, draw: Drawn, rounds: int = ROUNDS) -> list[tuple[int, int]]:
     """Run rounds, each count drawn within its range -> tokens and forwards from one emission to the next."""
-    columns, found, forwards = start(table), [], 0
+    columns, forwards = start(table), 0
+    found: list[tuple[int, int]] = []
     while len(found) < rounds:
         event = next_event(table, columns)
         assert event is not None
