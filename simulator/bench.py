@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fsm_spec.errors import UserError
 from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
-from fsm_spec.simulator.command import series
+from fsm_spec.simulator.command import over_time
 from fsm_spec.simulator.measure import Measured, Target, measure
 from fsm_spec.simulator.metrics import UNSET
 from fsm_spec.simulator.page import write_page
@@ -164,7 +164,7 @@ def content(
         "launches": measured.launches,
         "recomputed_slots": None,
         "verdicts": list(notes),
-        "over_time": series(measured.timeline),
+        "over_time": over_time(measured.timeline),
         "run": {
             "source": "measured",
             "url": bench.target.url,

@@ -102,7 +102,7 @@ class Run:
             **({"cluster": results.to_dict()} if isinstance(results, ClusterResults) else {}),
             "confidence": {name: [round(end, 6) for end in ends] for name, ends in self.confidence.items()},
             "verdicts": list(results.verdicts),
-            "over_time": over_time(results),
+            "over_time": over_time(results.timeline),
             "run": {
                 "loop_seconds": round(self.loop_seconds, 3),
                 "compile_seconds": round(self.compile_seconds, 3),
@@ -170,13 +170,8 @@ def show(draw: Callable[[Console], None]) -> None:
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
 
-def over_time(results: Results) -> dict[str, list[float]]:
+def over_time(line: Timeline) -> dict[str, list[float]]:
     """Give the series of a run: means of each level and emitted tokens a second, up to the given ends."""
-    return series(results.timeline)
-
-
-def series(line: Timeline) -> dict[str, list[float]]:
-    """Give a timeline as JSON values."""
     found = {"end_s": [round(edge / 1e9, 6) for edge in line.edges_ns]}
     found |= {name: [round(value, 3) for value in line.mean_levels(name)] for name in line.levels}
     return found | {f"{name}_s": [round(value, 3) for value in line.rates(name)] for name in line.amounts}
