@@ -119,7 +119,7 @@ def test_tiers_switch_at_the_same_iterations(spec: str) -> None:
     both(compile_table(load(spec).spec, {"b": 4}), workload("open", 60), policy, Pool(150, 4))
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(decode_specs())
 def test_both_runs_of_drawn_specs_are_equal(spec: Spec) -> None:
     """Specs nobody wrote, with rounds of several states, guards and columns, run alike too."""
