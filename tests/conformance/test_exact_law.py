@@ -21,12 +21,17 @@ Tables = Callable[..., Table]
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
+def tokens(spec: str) -> int:
+    """Say how many tokens are compared: where masks are filled in passes, every pass draws all of them anew."""
+    return 3 if any(op.startswith("unmask:") for op in operators(spec)) else 4
+
+
 @pytest.mark.shows("exact law")
 @pytest.mark.parametrize("params", SAMPLED, ids=str)
 @pytest.mark.parametrize("spec", SAMPLING)
 def test_output_law_is_the_targets(spec: str, params: SamplingParams, table_of: Tables) -> None:
     """What a spec claims: whatever it drafts, its text is distributed as the target's own."""
-    assert distance(table_of(spec, check=True), params, 4) < EXACT
+    assert distance(table_of(spec, check=True), params, tokens(spec)) < EXACT
 
 
 @pytest.mark.shows("exact law")
@@ -34,7 +39,7 @@ def test_output_law_is_the_targets(spec: str, params: SamplingParams, table_of: 
 def test_output_law_survives_preemption(spec: str, table_of: Tables) -> None:
     """A request that lost its KV and drafts goes on by the same law."""
     planner = Preempting()
-    assert distance(table_of(spec, check=True), SAMPLED[0], 4, planner=planner) < EXACT
+    assert distance(table_of(spec, check=True), SAMPLED[0], tokens(spec), planner=planner) < EXACT
     assert planner.preempted > 0
 
 
@@ -42,7 +47,7 @@ def test_output_law_survives_preemption(spec: str, table_of: Tables) -> None:
 @pytest.mark.parametrize("spec", SAMPLING)
 def test_output_law_over_wider_laws(spec: str, table_of: Tables) -> None:
     """Three of four tokens are possible everywhere, so that drafts and target overlap in part."""
-    assert distance(table_of(spec, check=True), SAMPLED[0], 3, support=3) < EXACT
+    assert distance(table_of(spec, check=True), SAMPLED[0], tokens(spec) - 1, support=3) < EXACT
 
 
 MATCHED = [spec for spec in SAMPLING if "accept:match" in operators(spec)]
@@ -59,7 +64,7 @@ def test_accepting_always_is_refuted(spec: str, table_of: Tables) -> None:
         return count, logits[torch.arange(len(count)), count].argmax(-1)
 
     readings = {key: always for key in OPERATORS if key.startswith("accept")}
-    assert distance(table_of(spec, check=True), SAMPLED[0], 4, readings=readings) > 0.01
+    assert distance(table_of(spec, check=True), SAMPLED[0], tokens(spec), readings=readings) > 0.01
 
 
 @pytest.mark.parametrize("spec", MATCHED)
@@ -73,7 +78,7 @@ def test_judging_by_another_rule_is_refuted(spec: str, table_of: Tables) -> None
             for operator in plan.operators
         )
         forwards[name] = replace(plan, operators=operators)
-    assert distance(replace(table, forwards=forwards, cache={}), SAMPLED[0], 4) > 0.01
+    assert distance(replace(table, forwards=forwards, cache={}), SAMPLED[0], tokens(spec)) > 0.01
 
 
 def accepting_row(table: Table) -> int:
@@ -88,7 +93,7 @@ def test_emitting_the_wrong_tokens_is_refuted(spec: str, table_of: Tables) -> No
     index = accepting_row(table)
     emit = table.rows[index].emit
     swapped = table.with_row(index, emit=(*emit[:-1], parse_piece("pending[0:1]")))
-    assert distance(swapped, SAMPLED[0], 4) > 0.01
+    assert distance(swapped, SAMPLED[0], tokens(spec)) > 0.01
 
 
 @pytest.mark.parametrize("spec", [*MATCHED, *REJECTED])
@@ -100,4 +105,4 @@ def test_carrying_the_wrong_token_is_refuted(spec: str, table_of: Tables) -> Non
         (name, (parse_piece("pending[0:1]"),) if name == "pending" else pieces)
         for name, pieces in table.rows[index].carries
     )
-    assert distance(table.with_row(index, carries=carries), SAMPLED[0], 4) > 0.01
+    assert distance(table.with_row(index, carries=carries), SAMPLED[0], tokens(spec)) > 0.01
