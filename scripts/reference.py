@@ -73,6 +73,7 @@ MODELS: Final[tuple[tuple[type[BaseModel], str], ...]] = (
     (spec.Accept, "The operator `accept`: how many drafts stand, and the token after them."),
     (spec.Unmask, "The operator `unmask`: some masks of a block become tokens."),
     (spec.Grow, "The operator `grow`: a tree of drafts."),
+    (spec.Prune, "The operator `prune`: the best nodes of a tree."),
     (spec.Walk, "The operator `walk`: how far the target agrees with a tree."),
     (spec.Budget, "The operator `budget`: how many drafts of each request are verified."),
     (spec.Capture, "The operator `capture`: hidden states of rows."),
@@ -84,7 +85,7 @@ MODELS: Final[tuple[tuple[type[BaseModel], str], ...]] = (
     (spec.Event, "An event of an abstract model."),
     (spec.EventArg, "An argument of such an event."),
 )
-OPERATIONS: Final = ("Sample", "Accept", "Unmask", "Grow", "Walk", "Budget", "Capture", "Lookup")
+OPERATIONS: Final = ("Sample", "Accept", "Unmask", "Grow", "Prune", "Walk", "Budget", "Capture", "Lookup")
 WORDS: Final[tuple[tuple[Any, str], ...]] = (
     (spec.IntExpr, "expression"),
     (spec.BoolExpr, "condition"),

@@ -68,7 +68,7 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
             '15:14 forwards.decode.ops[0].op: "smaple" is not known here; did you mean "sample"?']),
         ("ar", "op: sample", "op: conjure", [
             ('15:14 forwards.decode.ops[0].op: "conjure" is not known here; known: '
-            "sample, capture, budget, accept, unmask, grow, walk, lookup")]),
+            "sample, capture, budget, accept, unmask, grow, prune, walk, lookup")]),
         ("ar", "op: sample", "op: acts", [
             '15:14 forwards.decode.ops[0].op: "acts" is not known here; did you mean "accept"?']),
         ("ar", "op: sample", "op: [sample]", [
