@@ -39,8 +39,22 @@ class Edge:
 
 
 def guard_text(row: Row, table: Table) -> str:
-    """Print the guard; nothing where it always holds."""
-    return "" if row.guard == Const(1, boolean=True) else expression_text(row.guard, table)
+    """Print the guard; nothing where it always holds. What parameters alone decide stands as the spec writes it."""
+    guard = row.guard
+    if isinstance(guard, Const) and not row.built_in:
+        guard = table.cached("written guards", lambda: _written_guards(table)).get(row.index, guard)
+    return "" if guard == Const(1, boolean=True) else expression_text(guard, table)
+
+
+def _written_guards(table: Table) -> dict[int, Expr]:
+    """Give by row the guard of the transition that it came from: one row for each of its sources, in order."""
+    written = [
+        transition.when
+        for transition in table.spec.transitions
+        for _ in ([transition.from_] if isinstance(transition.from_, str) else transition.from_)
+    ]
+    own = [row.index for row in table.rows if not row.built_in]
+    return dict(zip(own, written, strict=False))
 
 
 def effect(row: Row, table: Table) -> list[str]:

@@ -152,7 +152,13 @@ def _column_set(scope: Scope, target: str, value: Any, path: Path, place: Place)
         parsed = expression.parse(value)
     except ExpressionError as error:
         scope.doubt.update(words(value))
-        yield path, str(error)
+        cut = isinstance(value, str) and value.count("(") > value.count(")")
+        yield (
+            path,
+            f"{error}; a comma ends a value inside braces, so put quotes around the expression"
+            if cut
+            else str(error),
+        )
         return
     yield from scope.numbers(parsed, path, place)
 
