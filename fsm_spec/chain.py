@@ -117,7 +117,7 @@ class Chain:
             tokens += outcome.chance * outcome.tokens
         self.next.append(onward)
         state = self.table.states[values[0]]
-        runs = state.forward is not None and self.table.forwards[state.forward].rows > 0
+        runs = state.forward is not None and self.table.forwards[state.forward].target_rows > 0
         self.rewards.append((int(state.round and bool(onward)), int(runs), tokens, 0 if onward else peak))
 
     def _outcomes(self, values: Values) -> list[_Outcome]:

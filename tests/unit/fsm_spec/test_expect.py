@@ -65,7 +65,7 @@ def paths(
     state = table.states[columns["state"]]
     assert state.forward is not None
     plan = table.forwards[state.forward]
-    rows = sum(evaluate(segment.count, columns) for segment in plan.segments)
+    ends = [evaluate(seg.slot, columns) + evaluate(seg.count, columns) for seg in plan.segments]
     outcomes: list[tuple[Fraction, dict[str, int]]] = [(Fraction(1), {})]
     for arg in table.events[event].args:
         law = laws[arg.name].law(evaluate(arg.high, columns))
@@ -80,10 +80,10 @@ def paths(
             yield (
                 chance * more,
                 rounds + state.round,
-                forwards + bool(plan.segments),
+                forwards + (plan.model is None and bool(plan.segments)),
                 tokens + after.emitted,
-                # Rows of every shipped forward stand one behind the other from `kv` on.
-                max(peak, columns["kv"] + rows),
+                # Slots of all caches have the same numbers: the last one says how many are held.
+                max(peak, columns["kv"], *ends),
             )
 
 
@@ -92,7 +92,7 @@ def paths(
 def test_values_equal_the_sum_over_all_ways(spec: str, limit: int) -> None:
     """The chain gives what an enumeration of all ways of a short request gives, as equal fractions."""
     table = table_of(spec)
-    rates = {"a": "0.7", "count": "0.6", "rest": "0.4"}
+    rates = {"a": "0.7", "count": "0.6", "rest": "0.4", "granted": "0.8"}
     names = {arg.name for event in table.events.values() for arg in event.args}
     texts = [f"{name}=geometric:{rate}" for name, rate in rates.items() if name in names]
     laws = chances_of(table, texts)

@@ -33,6 +33,8 @@ def by_rows(table: Table, state: str, kv: list[int], found: list[int]) -> Work:
     """Count the same row by row, by the plain meaning of a plan."""
     plan = table.forwards[table.state(state).forward or ""]
     total = Work()
+    if plan.model is not None:  # no rows of the target
+        return total
     for committed, drafts in zip(kv, found, strict=True):
         columns = {**dict.fromkeys(table.column_names, 0), "kv": committed, "found": drafts}
         counts = [evaluate(segment.count, columns) for segment in plan.segments]
