@@ -6,11 +6,15 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from fsm_spec import block_mask, diagram, drawing, layout, mask_drawing, show
+from fsm_spec import block_mask, command, diagram, drawing, layout, mask_drawing, show
+from fsm_spec.cli import application
 from fsm_spec.compile import compile_table
+from fsm_spec.errors import UserError
 from fsm_spec.expression import Const, Name, parse
 from fsm_spec.load import load, loads, shipped
 from fsm_spec.piece import Piece
@@ -325,3 +329,18 @@ def test_nothing_overlaps_in_a_drawing(table: Table) -> None:
             if arrow.kind in ("left", "right"):
                 high, low = sorted((arrow.source_y, arrow.target_y))
                 assert not (left < arrow.lane_x < right and high < bottom and top < low)
+
+
+def test_command_shows_masks(tmp_path: Path) -> None:
+    """The option prints the masks alone, or writes their drawing; what has none, or cannot be drawn so, is told."""
+    told = CliRunner().invoke(application(), ["show", "isd", "--masks"])
+    assert (0, show.masks(compiled("isd"))) == (told.exit_code, told.stdout)
+    drawn = tmp_path / "masks.svg"
+    CliRunner().invoke(application(), ["show", "isd", "--masks", "--format", "svg", "--output", str(drawn)])
+    assert mask_drawing.svg(compiled("isd")) == drawn.read_text()
+    with pytest.raises(UserError, match="which is what dot draws; take --format text or svg"):
+        command.show("isd", "dot", {}, None, masks=True)
+    with pytest.raises(UserError, match="pool has no forwards, so it has no block masks"):
+        command.show(
+            str(Path(__file__).resolve().parents[2] / "data" / "pool.yaml"), "text", {}, None, masks=True
+        )
