@@ -18,7 +18,7 @@ from fsm_spec.executor.generate import Options, Session, pool_for
 from fsm_spec.executor.models.load import LoadedModel, load_model
 from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.store import SMOLLM2, is_whole, model_folder
-from fsm_spec.policy import Pool
+from fsm_spec.policy import Policy, Pool
 from fsm_spec.table import Table
 
 PROMPTS, TOKENS = 20, 128
@@ -68,7 +68,7 @@ def plain(executor: Executor, table_of: Tables, prompts: list[list[int]]) -> lis
 def tight(table: Table, prompts: list[list[int]], tokens: int) -> Pool:
     """Return a pool in which a few of the requests fit at once, but not to their ends."""
     longest = pool_for(table, max(map(len, prompts)), tokens, 8)
-    return Pool(3 * longest.pages, 8)
+    return Pool((3 if len(prompts) == PROMPTS else 2) * longest.pages, 8)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,10 @@ def test_batched_output_is_plain_decoding(
     executor.set_adapter(adapter)
     try:
         roomy = executor.run(table, chosen, Options(tokens))
-        crowded = executor.run(table, chosen, Options(tokens), pool=tight(table, chosen, tokens))
+        # All are admitted whose prompts fit, so that they preempt each other on their way.
+        policy = Policy(policy="preempt", admit="preempt")
+        pool = tight(table, chosen, tokens)
+        crowded = executor.run(table, chosen, Options(tokens), pool=pool, policy=policy)
     finally:
         executor.set_adapter(None)
     assert expected == roomy.token_ids
