@@ -21,7 +21,7 @@ FIELDS = (
     "attention_pairs",
     "sampled_rows",
 )
-CHUNKS = st.tuples(st.integers(0, 16_384), st.integers(0, 200_000))
+CHUNKS = st.tuples(st.integers(1, 16_384), st.integers(0, 200_000))
 
 
 def with_chunk(work: Work, chunk: tuple[int, int]) -> Work:
