@@ -41,6 +41,21 @@ def rules(scope: Scope) -> Iterator[Violation]:
                     rest = _rest(scope.spec)
                     remedy = f"emit it only where {rest} == 0, or fill it first" if rest else "fill it first"
                     yield path, f"{piece} is emitted, but may hold masks; {remedy}"
+    yield from _entered(scope, masked)
+
+
+def _entered(scope: Scope, masked: dict[str, set[str]]) -> Iterator[Violation]:
+    """Hold every way into a state that fills masks to bring some: else it would fill, and emit, an old block again."""
+    for number, transition in enumerate(scope.spec.transitions):
+        name = forward_of(scope.spec, transition.to)
+        wanted = (
+            {op.block for op in scope.spec.forwards[name].ops if isinstance(op, Unmask)} if name else set()
+        )
+        for state in sources_of(transition) if wanted else ():
+            whole = wanted - _after(scope, transition, state, masked[state])
+            for carry in sorted(whole):
+                message = f"{carry} holds no mask here, and the state {transition.to} fills masks"
+                yield ("transitions", number, "to"), f"{message}; set {carry} to mask, or enter another state"
 
 
 def _read(scope: Scope, state: str, name: str, masked: set[str]) -> Iterator[Violation]:
