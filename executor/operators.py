@@ -19,7 +19,7 @@ from fsm_spec.executor.block import Block, ReadRows
 from fsm_spec.executor.carry import EMPTY, Scope
 from fsm_spec.executor.control import shape_block
 from fsm_spec.executor.request import Tokens
-from fsm_spec.expression import Const
+from fsm_spec.expression import Const, add
 from fsm_spec.kernels.choose import Chooser
 from fsm_spec.kernels.law import SamplingRows
 from fsm_spec.kernels.operators import OPERATORS
@@ -340,13 +340,14 @@ class Operators:
             sampling.seeds,
             rows.square(torch.from_numpy(rows.positions), None),
             self.chooser,
-            q=self._laws(scope, plan.read["q"], most - 1) if "q" in plan.read else None,
+            q=self._laws(scope, plan.read["q"], plan.drafts, most - 1) if "q" in plan.read else None,
             **self._chosen(plan),
         )
         return accepted, token.unsqueeze(1)
 
-    def _laws(self, scope: Scope, name: str, length: int) -> torch.Tensor:
-        """Stack the laws of the drafts, [n, length, V]."""
-        piece = (Piece(name, Const(0), Const(length)),)
+    def _laws(self, scope: Scope, name: str, drafts: Piece, length: int) -> torch.Tensor:
+        """Stack the laws of the drafts, [n, length, V]; they begin where the drafts that are judged do."""
+        start = drafts.start or Const(0)
+        piece = (Piece(name, start, add(start, Const(length))),)
         laws = [scope.wide(piece, member) for member in range(len(scope.requests))]
         return laws[0].unsqueeze(0) if len(laws) == 1 else torch.stack(laws)

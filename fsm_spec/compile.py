@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsm_spec import draft_cache, expression, life_cycle
+from fsm_spec import draft_cache, expression, life_cycle, masks, verified
 from fsm_spec.domain import column_bounds
 from fsm_spec.errors import SpecError, UserError
 from fsm_spec.expression import Const, Expr, Name, Op, evaluate, interval, to_text
@@ -19,6 +19,7 @@ from fsm_spec.operators import key_of, outputs_of
 from fsm_spec.peaks import with_peaks
 from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, OutputPlan, SegmentPlan
+from fsm_spec.scope import Scope
 from fsm_spec.soundness import Fault, faults_of, shown_params
 from fsm_spec.spec import Accept, BlockContract, Operation, Unmask
 from fsm_spec.table import ArgPlan, CarryPlan, ColumnPlan, EventPlan, ModelPlan, Row, StatePlan, Table
@@ -97,6 +98,10 @@ def compile_table(
     values = resolve_params(spec, params, check=check)
     compiler = _Compiler(spec, values, page_size, line_of or (lambda _: 0))
     table = compiler.table()
+    if values not in Scope(spec).settings():
+        # The loader follows tokens under the default and the checker's values; these are others.
+        scope = Scope(spec, values=values)
+        compiler.faults += [*verified.rules(scope), *masks.rules(scope)]
     if compiler.faults:
         raise CompileError(spec.spec, compiler.faults)
     return table
@@ -180,12 +185,21 @@ class _Compiler:
                 )
             )
         operators: list[OperatorPlan] = []
-        for op in forward.ops:
+        for index, op in enumerate(forward.ops):
             operators.append(self._operator(op, forward, segments, operators))
+            self._sizes(operators[-1], ("forwards", name, "ops", index))
         both_ways = groups is not None and groups.inside == "bidirectional"
         return ForwardPlan(
             name, forward.attention, tuple(segments), tuple(operators), both_ways, model=forward.model
         )
+
+    def _sizes(self, operator: OperatorPlan, path: Path) -> None:
+        """Hold numbers that count something to one at least."""
+        for key in ("size", "min", "max", "top", "depth"):
+            value = operator.numbers.get(key)
+            if value is not None and bounds(value, self.bounds)[0] < 1:
+                message = f"{key} would be {bounds(value, self.bounds)[0]} for {shown_params(self.params)}"
+                self.faults.append(((*path, key), f"{message}; give 1 or more"))
 
     def _base(self, forward: Forward) -> Expr:
         """Give the slot that the first row takes if nothing else is said: the one behind the committed ones."""

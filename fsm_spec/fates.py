@@ -97,7 +97,7 @@ def _in_order(segment: Segment, accept: Accept | Walk, path: Path) -> Iterator[V
     """Hold rows to the very drafts that are judged, the first of them first; groups hold one final token before."""
     drafts, source = judged(accept), segment.source
     if isinstance(source, list):
-        if source[0].name != PENDING or source[1:] != [drafts]:
+        if not source or source[0].name != PENDING or source[1:] != [drafts]:
             message = f"{segment.name} reads {', '.join(map(str, source))}, but {accept.op} judges {drafts}"
             yield path, f"{message}; write source: [{PENDING}, {drafts}]"
     elif source.name == drafts.name and (source.start or Const(0)) != (drafts.start or Const(0)):

@@ -76,6 +76,14 @@ def _reached(scope: Scope) -> set[str]:
 # Carries ------------------------------------------------------------------------------------------------------
 
 
+def _used_up(scope: Scope, state: str) -> set[str]:
+    """Name the drafts that a state's forward judges, with their law: judged once, they are no drafts any more."""
+    name = forward_of(scope.spec, state)
+    judges = [op for op in scope.spec.forwards[name].ops if isinstance(op, (Accept, Walk))] if name else []
+    read = [(op.drafts.name, op.q) if isinstance(op, Accept) else (op.tree, None) for op in judges]
+    return {carry for pair in read for carry in pair if carry is not None}
+
+
 def written(scope: Scope) -> Iterator[Violation]:
     """Hold every carry to be set on each way from the start to where it is read; a restart clears all but pending.
 
@@ -91,7 +99,7 @@ def written(scope: Scope) -> Iterator[Violation]:
     while todo:
         state = todo.pop()
         for transition in arrows.get(state, ()):
-            after = held[state] | set(transition.set) & carries
+            after = (held[state] - _used_up(scope, state)) | set(transition.set) & carries
             if transition.to in held and not held[transition.to] <= after:
                 held[transition.to] &= after
                 todo.append(transition.to)

@@ -187,6 +187,11 @@ def _carries(scope: Scope) -> Iterator[Violation]:
                 fault = f"mask fills what the other pieces leave of {quoted(name)}; put it last"
             if fault:
                 yield ("carry", name, "init", index), fault
+        if carry.init == [] or (scope.block is not None and carry.init == [Piece("text")]):
+            yield (
+                ("carry", name, "init"),
+                f"{quoted(name)} would start with places that hold nothing; put mask last",
+            )
     if scope.block is not None:
         yield from scope.numbers(scope.block, ("contract", "block"), place)
 

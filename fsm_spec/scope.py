@@ -67,6 +67,8 @@ class Scope:
     doubt: set[str] = field(default_factory=set)
     hurt: Callable[[Path], bool] = lambda _: False
     used: set[tuple[str, ...]] = field(default_factory=set)
+    # Values of the parameters to judge by; the default and the checker's where none are given.
+    values: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -252,6 +254,8 @@ class Scope:
 
     def settings(self) -> list[dict[str, int]]:
         """Give the default and the checker's values of the parameters."""
+        if self.values is not None:
+            return [dict(self.values)]
         params = self.spec.params.items()
         return [
             {name: param.default for name, param in params},

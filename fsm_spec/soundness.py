@@ -126,6 +126,15 @@ class _Judge:
                     )
                     yield (*path, index, key), f"{message}; committed KV is never written again"
                     break
+            if segment.kv in ("keep", "provisional") and plan.attention != "tree" and segment.group < 0:
+                off = difference(segment.at, segment.slot)
+                if off != Const(0):
+                    where = f"at the slot {to_text(segment.slot)}, but stands at {to_text(segment.at)}"
+                    message = f"{segment.name} keeps KV {where}"
+                    yield (
+                        (*path, index, "at"),
+                        f"{message} ({self.under}); KV that lasts lies where its token stands",
+                    )
             for other in plan.segments[:index]:
                 after = difference(segment.slot, expression.add(other.slot, other.count))
                 before = difference(other.slot, expression.add(segment.slot, segment.count))

@@ -51,18 +51,37 @@ def rules(scope: Scope) -> Iterator[Violation]:
                     (*segment_path(name, forward, index), "kv"),
                     f"{message}; write kv: provisional and judge it",
                 )
+        yield from _kept_twice(name, forward) if scope.claims else ()
         for index, op in enumerate(forward.ops if scope.claims else ()):
             if isinstance(op, Grow) and op.root is not None and op.root not in final | final_results(forward):
                 message = f"the tree's root {op.root} is no token that the target vouches for"
                 yield ("forwards", name, "ops", index, "root"), f"{message}; sample it from a clean row"
+    fresh = _fresh(scope) if scope.claims else {}
     for index, transition in enumerate(scope.spec.transitions):
         path: Path = ("transitions", index)
         yield from _pending(scope, transition, path)
+        if scope.claims:
+            yield from _said_once(scope, transition, fresh, path)
         for forward_name in dict.fromkeys(forward_of(scope.spec, state) for state in sources_of(transition)):
             if forward_name is not None:
                 yield from _emitted(scope, transition, forward_name, path, final)
                 yield from _captured(scope, transition, forward_name, path)
                 yield from _accepted(scope, transition, forward_name, path)
+
+
+def _kept_twice(name: str, forward: Forward) -> Iterator[Violation]:
+    """Report rows whose KV lasts though another row of the block holds the same tokens."""
+    seen: set[str] = set()
+    for index, segment in enumerate(forward.segments):
+        text = ", ".join(map(str, sources(segment)))
+        if segment.kv in ("keep", "provisional") and text in seen:
+            message = f"{segment.name} keeps the KV of {text}, as another row does; a token has one slot"
+            yield (
+                (*segment_path(name, forward, index), "source"),
+                f"{message}; remove one, or write kv: scratch",
+            )
+        if segment.kv in ("keep", "provisional"):
+            seen.add(text)
 
 
 def _paired(scope: Scope) -> Iterator[Violation]:
@@ -95,12 +114,12 @@ def _one_draw(
     tokens, laws = pieces(drafts), pieces(law)
     for state in sources_of(transition):
         forward = scope.spec.forwards[forward_of(scope.spec, state) or ""]
-        pairs |= {
+        known = pairs | {
             op.out[0]: op.out[1]
             for op in forward.ops
             if isinstance(op, Sample) and isinstance(op.out, list) and len(op.out) > 1
         }
-        if [(pairs.get(piece.name), piece.start, piece.stop) for piece in tokens] != [
+        if [(known.get(piece.name), piece.start, piece.stop) for piece in tokens] != [
             (piece.name, piece.start, piece.stop) for piece in laws
         ]:
             return False
@@ -111,19 +130,18 @@ def _claim(scope: Scope) -> Iterator[Violation]:
     """Hold the claim to the operators: what takes the most likely token has not the target's law at a temperature."""
     spec = scope.spec
     sampling = spec.lossless is not None and spec.lossless.claim == "sampling"
-    emitted = {piece.name for transition in spec.transitions for piece in transition.emit}
     for name, forward in spec.forwards.items() if scope.claims else ():
         for index, op in enumerate(forward.ops):
             path: Path = ("forwards", name, "ops", index, "rule")
             if isinstance(op, Accept) and op.rule in LOSSY:
                 message = f"accept by {op.rule} keeps drafts that the target would not have drawn"
                 yield path, f"{message}; claim: no, or judge by match"
-            greedy = _greedy(forward, op, emitted) if sampling else None
+            greedy = _greedy(forward, op) if sampling else None
             if greedy is not None:
                 yield path, f"the spec claims sampling, but {greedy}, or claim: greedy"
 
 
-def _greedy(forward: Forward, op: Operation, emitted: set[str]) -> str | None:
+def _greedy(forward: Forward, op: Operation) -> str | None:
     """Say what of an operator's result has not the target's law at a temperature, and what to write instead."""
     if isinstance(op, Accept) and op.rule == "greedy":
         return "accept by greedy takes the most likely token at any temperature; judge by match or rejection"
@@ -132,7 +150,7 @@ def _greedy(forward: Forward, op: Operation, emitted: set[str]) -> str | None:
     token = listed(op.out)[0]
     if op.rule == "argmax_of_law":
         return f"{token} is not drawn from the law beside it; write rule: law"
-    if token in emitted and all(_clean(forward, rows) for rows in listed(op.rows)):
+    if all(_clean(forward, rows) for rows in listed(op.rows)):
         return f"{token} is the most likely token at any temperature; write rule: law"
     return None
 
@@ -295,8 +313,95 @@ def _accepted(scope: Scope, transition: Transition, forward: str, path: Path) ->
     for index, piece in enumerate(transition.emit if scope.claims else []):
         stop = piece.stop or whole
         if piece.name == named and stop is not None:
+            inside: Path = (*path, "emit", index)
             what = f"{piece} emits {{}} drafts where {{}} are accepted"
-            yield from _exceeds(scope, stop, drafts, walk, (*path, "emit", index), what)
+            over = list(_exceeds(scope, stop, drafts, walk, inside, what))
+            yield from over
+            if not over:
+                what = f"{{}} drafts are accepted, and {piece} emits {{}}"
+                yield from _exceeds(scope, drafts, stop, walk, inside, what)
+            if not _decided(scope, stop, drafts, walk):
+                message = f"whether {piece} emits exactly the accepted drafts cannot be decided"
+                yield inside, f"{message}; cut it at {accept.out[0]}, under a guard over that count"
+    if scope.claims and transition.emit:
+        yield from _in_order(transition, accept, named, path)
+
+
+def _in_order(transition: Transition, accept: Accept | Walk, named: str, path: Path) -> Iterator[Violation]:
+    """Hold a run to the accepted drafts, from the first one on, and the token that follows them."""
+    places = [index for index, piece in enumerate(transition.emit) if piece.name == named]
+    after = accept.out[-1]
+    if len(places) != 1:
+        yield (
+            (*path, "emit"),
+            f"the accepted drafts are emitted once and whole; write {named} there once, before {after}",
+        )
+        return
+    piece = transition.emit[places[0]]
+    begins = (Const(0), Const(1)) if isinstance(accept, Walk) else (accept.drafts.start or Const(0),)
+    if (piece.start or Const(0)) not in begins:
+        yield (*path, "emit", places[0]), f"{piece} does not begin with the first draft that is judged"
+    behind = [other.name for other in transition.emit[places[0] + 1 :]]
+    held = [each.name for each in pieces(transition.set.get(PENDING, []))]
+    if behind != [after] and not (not behind and held[-1:] == [after]):
+        yield (
+            (*path, "emit"),
+            f"the token behind the accepted drafts is {after}; emit it there, or keep it as {PENDING}",
+        )
+
+
+def _decided(scope: Scope, value: Expr, most: Expr, walk: tuple[Expr, Expr | None, str]) -> bool:
+    """Tell whether a walk over the count can say that two lengths are equal where the guard holds."""
+    guard, highest, count = walk
+    if difference(value, most) == Const(0):
+        return True
+    parts = [part for part in (value, most, guard, highest) if part is not None]
+    read = {name for part in parts for name in expression.names(part)}
+    return scope.walks > 0 and read <= {*scope.spec.params, *scope.columns, count}
+
+
+def _fresh(scope: Scope) -> dict[str, set[str]]:
+    """Name the carries that were set on every way from the last round point to each state."""
+    spec = scope.spec
+    fresh = {name: set() if state.round else set(spec.carry) for name, state in spec.states.items()}
+    changed = True
+    while changed:
+        changed = False
+        for transition in spec.transitions:
+            target = spec.states.get(transition.to)
+            if target is None or target.round:
+                continue
+            for state in sources_of(transition):
+                after = fresh[state] | set(transition.set)
+                if not fresh[transition.to] <= after:
+                    fresh[transition.to] &= after
+                    changed = True
+    return fresh
+
+
+def _said_once(
+    scope: Scope, transition: Transition, fresh: dict[str, set[str]], path: Path
+) -> Iterator[Violation]:
+    """Hold a run to tokens that were found in this round, each of them once."""
+    judges = {
+        judged(op).name for state in sources_of(transition) if (op := _judge_of(scope, state)) is not None
+    }
+    seen: set[str] = set()
+    for index, piece in enumerate(transition.emit):
+        if piece.name in seen:
+            yield (*path, "emit", index), f"{piece.name} stands twice in one run; emit its tokens once"
+        seen.add(piece.name)
+        if piece.name not in scope.spec.carry or piece.name in judges:
+            continue
+        old = [state for state in sources_of(transition) if piece.name not in fresh[state]]
+        if old:
+            message = f"{piece} may be of an earlier round in the state {old[0]}, and would be emitted again"
+            yield (*path, "emit", index), f"{message}; set {piece.name} on every way from the round's start"
+
+
+def _judge_of(scope: Scope, state: str) -> Accept | Walk | None:
+    name = forward_of(scope.spec, state)
+    return None if name is None else judge(scope.spec.forwards[name])
 
 
 def _leads(forward: Forward) -> bool:

@@ -13,7 +13,7 @@ from shipped_specs import SIMULATED
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.load import load, shipped
-from fsm_spec.policy import Policy, Pool
+from fsm_spec.policy import Policy, Pool, longest_pages
 from fsm_spec.replay import replay_records
 from fsm_spec.simulator.acceptance import Acceptance, parse_accept, parse_unmask
 from fsm_spec.simulator.cost import CostModel, Work
@@ -71,7 +71,7 @@ def simulate(
 @pytest.mark.parametrize("spec", SIMULATED)
 def test_starved_runs_finish_and_conserve(spec: str, admit: str) -> None:
     """With room for few requests all finish, nothing is lost at any event, and only `reserve` never preempts."""
-    pool = Pool(24, 4)
+    pool = Pool(3 * longest_pages(table_of(spec), Pool(0, 4), 20, 20) // 2, 4)
     results = simulate(spec, workload("poisson:2000", 20), pool, admit)
     summary = results.summary
     assert 20 == summary.finished
