@@ -127,8 +127,10 @@ class _Judge:
                     yield (*path, index, key), f"{message}; committed KV is never written again"
                     break
             if segment.kv in ("keep", "provisional") and plan.attention != "tree" and segment.group < 0:
-                off = difference(segment.at, segment.slot)
-                if off != Const(0):
+                # A wrong slot is what the search shows; a wrong position would look right to it.
+                before = expression.total(other.count for other in plan.segments[:index])
+                usual = difference(segment.at, expression.add(kv, before)) == Const(0)
+                if difference(segment.at, segment.slot) != Const(0) and not usual:
                     where = f"at the slot {to_text(segment.slot)}, but stands at {to_text(segment.at)}"
                     message = f"{segment.name} keeps KV {where}"
                     yield (

@@ -58,7 +58,7 @@ def simulated(table: Table, accept: str, requests: int = REQUESTS, limit: int = 
 def expected(table: Table, accept: str, limit: int = LIMIT) -> Expected:
     """Compute what the checker expects of the same request."""
     texts = [accept] + ([f"count=all:{FOUND}"] if most_drafts(table, "lookup") else [])
-    return expect(table, chances_of(table, [*texts, *masks_left(table, FILLED[accept])]), limit)
+    return expect(table, chances_of(table, [*texts, *masks_left(table, FILLED.get(accept, 0))]), limit)
 
 
 def masks_left(table: Table, filled: int) -> list[str]:

@@ -9,7 +9,7 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from shipped_specs import EVERY_WAY, REFUSED, SIMULATED, SPECS, sizes
+from shipped_specs import EVERY_WAY, SIMULATED, SPECS, sizes
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import TraceDivergence, UserError
@@ -184,13 +184,6 @@ def test_simulators_own_trace_replays_and_reruns(spec: str, table_of: Callable[.
     assert 12 == replayed.requests == replayed.ended
     assert any(record.get("event") == "preempt" for record in records)
     assert records == rerun(records)
-
-
-@pytest.mark.parametrize("spec", REFUSED)
-def test_counts_without_a_law_are_refused(spec: str, table_of: Callable[..., Table]) -> None:
-    """The simulator invents no outcomes: it says which operator it was given no law for."""
-    with pytest.raises(UserError, match="has the operator budget, whose results depend on model and text"):
-        simulated(table_of(spec), load(spec).text, Pool(256, 4))
 
 
 def test_a_changed_row_changes_the_simulators_trace(table_of: Callable[..., Table]) -> None:

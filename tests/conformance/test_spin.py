@@ -156,7 +156,7 @@ def test_a_planted_fault(common: Table, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("pages", [None, 3])
+@pytest.mark.parametrize("pages", [None, 8])
 @pytest.mark.parametrize(
     ("spec", "policy"), [("ar", "greedy"), ("ar", "preempt"), ("linear_spec", "holdback")]
 )

@@ -68,9 +68,10 @@ def paths(
     ends = [evaluate(seg.slot, columns) + evaluate(seg.count, columns) for seg in plan.segments]
     outcomes: list[tuple[Fraction, dict[str, int]]] = [(Fraction(1), {})]
     for arg in table.events[event].args:
-        law = laws[arg.name].law(evaluate(arg.high, columns))
+        low = evaluate(arg.low, columns)
+        law = laws[arg.name].law(evaluate(arg.high, columns) - low)
         outcomes = [
-            (chance * part, {**args, arg.name: count})
+            (chance * part, {**args, arg.name: low + count})
             for chance, args in outcomes
             for count, part in enumerate(law)
         ]
@@ -92,7 +93,7 @@ def paths(
 def test_values_equal_the_sum_over_all_ways(spec: str, limit: int) -> None:
     """The chain gives what an enumeration of all ways of a short request gives, as equal fractions."""
     table = table_of(spec)
-    rates = {"a": "0.7", "count": "0.6", "rest": "0.4", "granted": "0.8"}
+    rates = {"a": "0.7", "count": "0.6", "rest": "0.4", "granted": "0.8", "edges": "0.7"}
     names = {arg.name for event in table.events.values() for arg in event.args}
     texts = [f"{name}=geometric:{rate}" for name, rate in rates.items() if name in names]
     laws = chances_of(table, texts)

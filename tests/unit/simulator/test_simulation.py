@@ -70,14 +70,15 @@ def simulate(
 @pytest.mark.shows("simulated")
 @pytest.mark.parametrize("spec", SIMULATED)
 def test_starved_runs_finish_and_conserve(spec: str, admit: str) -> None:
-    """With room for few requests all finish, nothing is lost at any event, and only `reserve` never preempts."""
+    """With room for few requests all finish, nothing is lost at any event, and `reserve` never preempts."""
     pool = Pool(3 * longest_pages(table_of(spec), Pool(0, 4), 20, 20) // 2, 4)
     results = simulate(spec, workload("poisson:2000", 20), pool, admit)
     summary = results.summary
     assert 20 == summary.finished
     assert 400 == summary.emitted_tokens
-    assert (admit == "reserve") == (summary.preemptions == 0)
-    assert (admit == "reserve") == (results.recomputed_slots == 0)
+    # What holdback keeps back may be enough, where a round takes much more than a request grows by.
+    assert admit != "reserve" or summary.preemptions == results.recomputed_slots == 0
+    assert admit != "preempt" or (summary.preemptions > 0 and results.recomputed_slots > 0)
     assert summary.kv is not None
     assert 0 < summary.kv.peak_pages <= pool.pages
 
