@@ -52,6 +52,8 @@ def _entered(scope: Scope, masked: dict[str, set[str]]) -> Iterator[Violation]:
             {op.block for op in scope.spec.forwards[name].ops if isinstance(op, Unmask)} if name else set()
         )
         for state in sources_of(transition) if wanted else ():
+            if not _may_happen(scope, transition, state):
+                continue
             whole = wanted - _after(scope, transition, state, masked[state])
             for carry in sorted(whole):
                 message = f"{carry} holds no mask here, and the state {transition.to} fills masks"
@@ -77,6 +79,17 @@ def _read(scope: Scope, state: str, name: str, masked: set[str]) -> Iterator[Vio
 def _remedy(spec: Spec, name: str) -> str:
     rest = _rest(spec)
     return f"enter it only where {rest} == 0, or fill {name} first" if rest else f"fill {name} first"
+
+
+def _may_happen(scope: Scope, transition: Transition, state: str) -> bool:
+    """Tell whether a guard over the masks left can hold at all: where one pass fills a block, none is ever left."""
+    name = forward_of(scope.spec, state)
+    ops = scope.spec.forwards[name].ops if name is not None else []
+    return all(
+        _may_rest(scope, transition, op, name, least=0)
+        for op in ops
+        if isinstance(op, Unmask) and name is not None
+    )
 
 
 def _rest(spec: Spec) -> str | None:
@@ -129,8 +142,8 @@ def _unfilled(scope: Scope, transition: Transition, state: str) -> set[str]:
     }
 
 
-def _may_rest(scope: Scope, transition: Transition, op: Unmask, forward: str) -> bool:
-    """Tell whether the guard can hold while a mask is left."""
+def _may_rest(scope: Scope, transition: Transition, op: Unmask, forward: str, least: int = 1) -> bool:
+    """Tell whether the guard can hold while so many masks are left, or more."""
     most = scope.results_most(forward, op)
     if most is None or op.out[0] not in expression.names(transition.when):
         return True
@@ -146,7 +159,7 @@ def _may_rest(scope: Scope, transition: Transition, op: Unmask, forward: str) ->
             return True
         arg = ArgPlan(op.out[0], Const(0), high)
         for values in assignments([guard], bounds, [arg], scope.walks):
-            if values.get(op.out[0], 0) > 0 and evaluate(guard, values):
+            if values.get(op.out[0], 0) >= least and evaluate(guard, values):
                 return True
     return False
 
