@@ -349,7 +349,7 @@ class Runner:
         is_round = event in self._layout_of
         end = self.table.codes[END]
         states = done.columns["state"].tolist()
-        if is_round:
+        if is_round and self.table.cached(("moves", event), lambda: self._moves(event)):
             self._compact(self._blocks[event], requests, before, done)
         for member, (number, code, emitted) in enumerate(
             zip(requests.tolist(), done.transition.tolist(), done.emitted.tolist(), strict=True)
@@ -382,6 +382,11 @@ class Runner:
             for number in numbers.tolist():
                 self._first.pop(number, None)
                 self._states.pop(number, None)
+
+    def _moves(self, event: str) -> bool:
+        """Tell whether a row of an event keeps other rows than the first ones."""
+        rows = self.table.rows_of(event)
+        return any(row.keep_rows is not None or row.keep_stride is not None for row in rows)
 
     def _compact(self, block: Block, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
         """Move the KV of kept rows that are not the first ones together, for all requests of an event at once."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsm_spec.findings import Path, quoted
+from fsm_spec.piece import pieces
 from fsm_spec.scope import PENDING, Scope, Violation, forward_of, listed, segment_path, sources, sources_of
 from fsm_spec.spec import Accept, Budget, Grow, Operation, Transition, Unmask, Walk
-from fsm_spec.verified import pieces
 
 
 def rules(scope: Scope) -> Iterator[Violation]:

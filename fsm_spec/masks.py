@@ -13,8 +13,8 @@ from fsm_spec import expression
 from fsm_spec.domain import assignments, column_bounds
 from fsm_spec.expression import Const, evaluate, substitute
 from fsm_spec.findings import Path
-from fsm_spec.piece import Piece, parse_piece
-from fsm_spec.scope import Scope, Violation, forward_of, listed, segment_path, sources, sources_of
+from fsm_spec.piece import pieces
+from fsm_spec.scope import Scope, Violation, forward_of, segment_path, sources, sources_of
 from fsm_spec.spec import Accept, Spec, Transition, Unmask
 from fsm_spec.table import ArgPlan
 
@@ -126,7 +126,7 @@ def _after(scope: Scope, transition: Transition, state: str, before: set[str]) -
     known = before | _unfilled(scope, transition, state) | {MASK}
     after = before - set(transition.set)
     for name in set(transition.set) & set(scope.spec.carry):
-        if any(piece.name in known for piece in _pieces(transition.set[name])):
+        if any(piece.name in known for piece in pieces(transition.set[name])):
             after.add(name)
     return after
 
@@ -145,7 +145,7 @@ def _unfilled(scope: Scope, transition: Transition, state: str) -> set[str]:
 def _may_rest(scope: Scope, transition: Transition, op: Unmask, forward: str, least: int = 1) -> bool:
     """Tell whether the guard can hold while so many masks are left, or more."""
     most = scope.results_most(forward, op)
-    if most is None or op.out[0] not in expression.names(transition.when):
+    if scope.walks <= 0 or most is None or op.out[0] not in expression.names(transition.when):
         return True
     for params in scope.settings():
         maxima = {
@@ -162,7 +162,3 @@ def _may_rest(scope: Scope, transition: Transition, op: Unmask, forward: str, le
             if values.get(op.out[0], 0) >= least and evaluate(guard, values):
                 return True
     return False
-
-
-def _pieces(value: object) -> list[Piece]:
-    return [parse_piece(str(text)) for text in listed(value)]  # type: ignore[arg-type]

@@ -67,3 +67,8 @@ def parse_piece(text: str) -> Piece:
     if edges[0] is None:
         raise ExpressionError("an index stands between the brackets", match.start(2))
     return Piece(name, edges[0], expression.add(edges[0], expression.Const(1)))
+
+
+def pieces(value: object) -> list[Piece]:
+    """Parse what a carry is set to, one piece or a list of them; the value has been checked."""
+    return [parse_piece(str(text)) for text in (value if isinstance(value, list) else [value])]

@@ -110,6 +110,21 @@ class OperatorPlan:
         return tuple(output.name for output in self.outputs)
 
     @property
+    def judges(self) -> bool:
+        """Tell whether it judges drafts: its first count says how many of them stand."""
+        return self.op in ("accept", "walk")
+
+    @property
+    def root(self) -> int:
+        """Count the tokens that stand before the first draft among those accepted: the root of a tree."""
+        return int(self.op == "walk")
+
+    @property
+    def accepted(self) -> str:
+        """Name what a row emits to emit accepted drafts: the carry judged, or the run along a tree's path."""
+        return self.drafts.name if self.drafts is not None else self.out[2]
+
+    @property
     def counts(self) -> tuple[OutputPlan, ...]:
         """List the outputs that guards and effects may read."""
         return tuple(output for output in self.outputs if output.kind == "count")

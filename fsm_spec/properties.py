@@ -207,9 +207,7 @@ class Judge:
             return False
         plan = self.table.forwards[source.forward]
         values = {**before, **args}
-        vouched = sum(
-            args[op.out[0]] + (op.op == "walk") for op in plan.operators if op.op in ("accept", "walk")
-        )
+        vouched = sum(args[op.out[0]] + op.root for op in plan.operators if op.judges)
         if row.keep_rows is not None:
             return kept > vouched
         index = first = 0

@@ -20,7 +20,7 @@ from fsm_spec.expression import to_text
 if TYPE_CHECKING:
     from fsm_spec.expression import Expr
     from fsm_spec.piece import Piece
-    from fsm_spec.plan import ForwardPlan
+    from fsm_spec.plan import ForwardPlan, OperatorPlan
     from fsm_spec.spec import Spec
 
 BUILT_IN_COLUMNS: Final = ("state", "prompt", "limit", "emitted", "kv")
@@ -183,6 +183,30 @@ class Table:
     def start(self) -> StatePlan:
         """Give the state that a request enters after prefill (its first state in an abstract model)."""
         return next(state for state in self.states if state.start)
+
+    def judge(self, state: str) -> OperatorPlan | None:
+        """Give the operator that judges drafts in a state's forward, if one does."""
+        forward = self.state(state).forward
+        operators = self.forwards[forward].operators if forward is not None else ()
+        return next((operator for operator in operators if operator.judges), None)
+
+    @cached_property
+    def leads(self) -> Mapping[int, int]:
+        """Give, by row, the tokens emitted before its accepted drafts: a cut before them loses these drafts.
+
+        Rows that emit none are left out.
+        """
+        found = {}
+        for row in self.rows:
+            judge = None if row.built_in else self.judge(row.sources[0])
+            before = 0
+            for piece in row.emit if judge is not None else ():
+                if judge is not None and piece.name == judge.accepted:
+                    found[row.index] = before + judge.root
+                    break
+                length = piece.length(expression.Const(1))
+                before += length.value if isinstance(length, expression.Const) else 0
+        return found
 
     @cached_property
     def prefill_block(self) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fsm_spec import expression
+from fsm_spec import expression, runs
 from fsm_spec.domain import assignments, column_bounds
 from fsm_spec.expression import Const, Expr, Name, evaluate, substitute, to_text
 from fsm_spec.fates import judge, judged
 from fsm_spec.findings import Path, quoted
 from fsm_spec.linear import difference, simplify
-from fsm_spec.piece import Piece, parse_piece
+from fsm_spec.piece import Piece, pieces
 from fsm_spec.scope import (
     PENDING,
     Scope,
@@ -56,12 +56,12 @@ def rules(scope: Scope) -> Iterator[Violation]:
             if isinstance(op, Grow) and op.root is not None and op.root not in final | final_results(forward):
                 message = f"the tree's root {op.root} is no token that the target vouches for"
                 yield ("forwards", name, "ops", index, "root"), f"{message}; sample it from a clean row"
-    fresh = _fresh(scope) if scope.claims else {}
+    fresh = runs.fresh(scope) if scope.claims else {}
     for index, transition in enumerate(scope.spec.transitions):
         path: Path = ("transitions", index)
         yield from _pending(scope, transition, path)
         if scope.claims:
-            yield from _said_once(scope, transition, fresh, path)
+            yield from runs.said_once(scope, transition, fresh, path)
         for forward_name in dict.fromkeys(forward_of(scope.spec, state) for state in sources_of(transition)):
             if forward_name is not None:
                 yield from _emitted(scope, transition, forward_name, path, final)
@@ -205,11 +205,6 @@ def final_carries(scope: Scope) -> set[str]:
     return final
 
 
-def pieces(value: object) -> list[Piece]:
-    """Parse what a carry is set to; the value has been checked."""
-    return [parse_piece(str(text)) for text in (value if isinstance(value, list) else [value])]
-
-
 def _pending(scope: Scope, transition: Transition, path: Path) -> Iterator[Violation]:
     """Hold a transition that emits to set pending: under the contract pending, to the newest token."""
     if not isinstance(scope.spec.contract, str) or not transition.emit:
@@ -324,30 +319,7 @@ def _accepted(scope: Scope, transition: Transition, forward: str, path: Path) ->
                 message = f"whether {piece} emits exactly the accepted drafts cannot be decided"
                 yield inside, f"{message}; cut it at {accept.out[0]}, under a guard over that count"
     if scope.claims and transition.emit:
-        yield from _in_order(transition, accept, named, path)
-
-
-def _in_order(transition: Transition, accept: Accept | Walk, named: str, path: Path) -> Iterator[Violation]:
-    """Hold a run to the accepted drafts, from the first one on, and the token that follows them."""
-    places = [index for index, piece in enumerate(transition.emit) if piece.name == named]
-    after = accept.out[-1]
-    if len(places) != 1:
-        yield (
-            (*path, "emit"),
-            f"the accepted drafts are emitted once and whole; write {named} there once, before {after}",
-        )
-        return
-    piece = transition.emit[places[0]]
-    begins = (Const(0), Const(1)) if isinstance(accept, Walk) else (accept.drafts.start or Const(0),)
-    if (piece.start or Const(0)) not in begins:
-        yield (*path, "emit", places[0]), f"{piece} does not begin with the first draft that is judged"
-    behind = [other.name for other in transition.emit[places[0] + 1 :]]
-    held = [each.name for each in pieces(transition.set.get(PENDING, []))]
-    if behind != [after] and not (not behind and held[-1:] == [after]):
-        yield (
-            (*path, "emit"),
-            f"the token behind the accepted drafts is {after}; emit it there, or keep it as {PENDING}",
-        )
+        yield from runs.in_order(transition, accept, named, path)
 
 
 def _decided(scope: Scope, value: Expr, most: Expr, walk: tuple[Expr, Expr | None, str]) -> bool:
@@ -358,50 +330,6 @@ def _decided(scope: Scope, value: Expr, most: Expr, walk: tuple[Expr, Expr | Non
     parts = [part for part in (value, most, guard, highest) if part is not None]
     read = {name for part in parts for name in expression.names(part)}
     return scope.walks > 0 and read <= {*scope.spec.params, *scope.columns, count}
-
-
-def _fresh(scope: Scope) -> dict[str, set[str]]:
-    """Name the carries that were set on every way from the last round point to each state."""
-    spec = scope.spec
-    fresh = {name: set() if state.round else set(spec.carry) for name, state in spec.states.items()}
-    changed = True
-    while changed:
-        changed = False
-        for transition in spec.transitions:
-            target = spec.states.get(transition.to)
-            if target is None or target.round:
-                continue
-            for state in sources_of(transition):
-                after = fresh[state] | set(transition.set)
-                if not fresh[transition.to] <= after:
-                    fresh[transition.to] &= after
-                    changed = True
-    return fresh
-
-
-def _said_once(
-    scope: Scope, transition: Transition, fresh: dict[str, set[str]], path: Path
-) -> Iterator[Violation]:
-    """Hold a run to tokens that were found in this round, each of them once."""
-    judges = {
-        judged(op).name for state in sources_of(transition) if (op := _judge_of(scope, state)) is not None
-    }
-    seen: set[str] = set()
-    for index, piece in enumerate(transition.emit):
-        if piece.name in seen:
-            yield (*path, "emit", index), f"{piece.name} stands twice in one run; emit its tokens once"
-        seen.add(piece.name)
-        if piece.name not in scope.spec.carry or piece.name in judges:
-            continue
-        old = [state for state in sources_of(transition) if piece.name not in fresh[state]]
-        if old:
-            message = f"{piece} may be of an earlier round in the state {old[0]}, and would be emitted again"
-            yield (*path, "emit", index), f"{message}; set {piece.name} on every way from the round's start"
-
-
-def _judge_of(scope: Scope, state: str) -> Accept | Walk | None:
-    name = forward_of(scope.spec, state)
-    return None if name is None else judge(scope.spec.forwards[name])
 
 
 def _leads(forward: Forward) -> bool:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fsm_spec.domain import column_bounds
 from fsm_spec.errors import UserError
-from fsm_spec.expression import Const, Expr
+from fsm_spec.expression import Expr
 from fsm_spec.linear import bounds
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking
 from fsm_spec.simulator.lookup import Lookup
@@ -20,15 +20,13 @@ from fsm_spec.table import Table
 class Draw(NamedTuple):
     """Name one count that a forward's operators find: the argument, the law, and the most it can be.
 
-    `drafts` names the piece whose tokens the count speaks of, `root` counts those of it that are no drafts. Where
-    `down` holds, what the law draws is taken from the most: the masks filled beyond one, from those that may be left.
+    Where `down` holds, what the law draws is taken from the most: the masks filled beyond one, from those that may be
+    left.
     """
 
     name: str
     op: str
     most: Expr
-    drafts: str = ""
-    root: int = 0
     down: bool = False
 
 
@@ -41,23 +39,13 @@ _LAWS: Final = {"walk": "accept"}
 class Drawn:
     """Hold what a table says of the outcomes of its launches; each tier's table has its own.
 
-    `draws` are the counts by state, in the order of the operators; `leads` gives, by row, the tokens emitted before
-    the accepted drafts, to know which drafts a cut loses.
+    `draws` are the counts by state, in the order of the operators; `leads` are the table's.
     """
 
     def __init__(self, table: Table) -> None:
         self.counter = WorkCounter(table)
         self.draws = {state.name: draws_of(table, state.name) for state in table.states}
-        judged = {state: draw for state, draws in self.draws.items() for draw in draws if draw.op == "accept"}
-        self.leads: dict[int, int] = {}
-        for row in table.rows:
-            before = 0
-            for piece in row.emit:
-                if row.event in judged and piece.name == judged[row.event].drafts:
-                    self.leads[row.index] = before + judged[row.event].root
-                    break
-                length = piece.length(Const(1))
-                before += length.value if isinstance(length, Const) else 0
+        self.leads = table.leads
 
 
 def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
@@ -71,8 +59,6 @@ def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
             count.name,
             KNOWN if count.least == count.most else _LAWS.get(op.op, op.op),
             count.most,
-            op.drafts.name if op.drafts else op.out[2] if op.op == "walk" else "",
-            root=int(op.op == "walk"),
             down=op.op == "unmask",
         )
         for op in plan.operators

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
 from fsm_spec.engine import Args, Backend, Launch
-from fsm_spec.expression import Const
-from fsm_spec.plan import OperatorPlan
 from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import END, Table
 
@@ -55,8 +53,7 @@ class Meter:
         self.watched_until = 0.0
         self._phases = {state.name: state.phase for state in table.states}
         self._end = table.codes[END]
-        self._judges = {state.name: _judge(table, state.forward) for state in table.states}
-        self._lead = {row.index: self._leads(row.index) for row in table.rows}
+        self._judges = {state.name: table.judge(state.name) for state in table.states}
         self._args: dict[str, Args] = {}
         # What each request's last round counted, for a stop string that takes tokens of it back.
         self._last: dict[int, tuple[int, int, int]] = {}
@@ -108,8 +105,7 @@ class Meter:
         """Count under the table of the tier that the scheduler chose: it has the same states and rows."""
         self.backend.use(table)
         self.table = table
-        self._judges = {state.name: _judge(table, state.forward) for state in table.states}
-        self._lead = {row.index: self._leads(row.index) for row in table.rows}
+        self._judges = {state.name: table.judge(state.name) for state in table.states}
 
     def _count_rounds(self, before: Columns, done: Step) -> None:
         """Count rounds where they begin, and runs of tokens where they are emitted."""
@@ -145,28 +141,13 @@ class Meter:
         each = np.broadcast_to(np.asarray(drafted), done.emitted.shape)
         for index, accepted in enumerate(args[count.name].tolist()):
             row = int(done.transition[index]) // 2
-            lead = self._lead[row]
+            lead = self.table.leads.get(row)
             kept = accepted if lead is None else min(accepted, max(0, int(done.emitted[index]) - lead))
             self.counts.judged += int(each[index]) > 0
             self.counts.drafted += int(each[index])
             self.counts.accepted += kept
             self.counts.places.update(range(kept))
             self._last[int(requests[index])] = (int(done.emitted[index]), kept, lead or 0)
-
-    def _leads(self, index: int) -> int | None:
-        """Give the tokens that a row emits before its accepted drafts; None where it emits none of them."""
-        row = self.table.rows[index]
-        judge = next((_judge(self.table, self.table.state(each).forward) for each in row.sources), None)
-        if judge is None:
-            return None
-        # A walk's run starts with the root, which is no draft.
-        drafts, before = (judge.drafts.name, 0) if judge.drafts is not None else (judge.out[2], 1)
-        for piece in row.emit:
-            if piece.name == drafts:
-                return before
-            length = piece.length(Const(1))
-            before += length.value if isinstance(length, Const) else 0
-        return None
 
     def _follow(self, requests: NDArray[np.int64], done: Step) -> None:
         """Remember the way of each request, while somebody looks."""
@@ -180,10 +161,3 @@ class Meter:
             else:
                 path = self.paths.setdefault(request, deque(maxlen=_PATH))
                 path.append(self.table.states[state].name)
-
-
-def _judge(table: Table, forward: str | None) -> OperatorPlan | None:
-    """Find the operator that judges drafts in a forward; its first count tells how many stand."""
-    if forward is None:
-        return None
-    return next((op for op in table.forwards[forward].operators if op.op in ("accept", "walk")), None)
