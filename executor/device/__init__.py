@@ -1,0 +1,1 @@
+"""The device form of the runner: requests in fixed slots, one graph replay a phase."""

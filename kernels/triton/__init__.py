@@ -1,0 +1,1 @@
+"""Triton kernels; each file stands beside the plain torch reading of the same name in `kernels/`."""
