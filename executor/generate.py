@@ -25,6 +25,7 @@ from fsm_spec.executor.request import Controls, Request
 from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.stop_text import StopText
 from fsm_spec.executor.tokenizer import StreamDecoder, Tokenizer
+from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.law import SamplingParams, SamplingRows
 from fsm_spec.policy import Policy, Pool, longest_pages
 from fsm_spec.table import Table
@@ -150,7 +151,7 @@ class Session:
             self.allocator,
             vocabulary=config.vocab,
             mask_id=self.mask_id,
-            operators=operators,
+            operators=operators or Operators(CounterChooser(), rate=policy.rate),
             carry=tiers.carry,
             drafters={
                 name: DraftModel(
@@ -166,6 +167,11 @@ class Session:
     def has_work(self) -> bool:
         """Tell whether any request is not at its end."""
         return self.engine.has_work
+
+    def switch(self, policy: Policy) -> None:
+        """Put another policy in force from the next iteration on; errors as in `Engine.switch`."""
+        self.engine.switch(policy)
+        self.runner.operators.rate = policy.rate
 
     def add(self, prompt: Sequence[int], options: Options | None = None) -> int:
         """Queue a request and give its number.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsm_spec import draft_cache, expression, life_cycle, masks, verified
+from fsm_spec import draft_cache, expression, filled, life_cycle, masks, verified
 from fsm_spec.domain import column_bounds
 from fsm_spec.errors import SpecError, UserError
 from fsm_spec.expression import Const, Expr, Name, Op, evaluate, interval, to_text
@@ -101,7 +101,7 @@ def compile_table(
     if values not in Scope(spec).settings():
         # The loader follows tokens under the default and the checker's values; these are others.
         scope = Scope(spec, values=values)
-        compiler.faults += [*verified.rules(scope), *masks.rules(scope)]
+        compiler.faults += [*verified.rules(scope), *masks.rules(scope), *filled.rules(scope)]
     if compiler.faults:
         raise CompileError(spec.spec, compiler.faults)
     return table

@@ -7,11 +7,13 @@ from typing import Any
 
 from fsm_spec import expression
 from fsm_spec.expression import Const, ExpressionError, to_text
+from fsm_spec.filled import COUNTED
 from fsm_spec.findings import Path, quoted, words
 from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.scope import (
     BUILT_IN_COLUMNS,
     LIFE_CYCLE_STATES,
+    PENDING,
     Place,
     Scope,
     Value,
@@ -186,17 +188,10 @@ def _carry_set(
         return  # masks fill a carry to its end, and other findings say what is unknown
     total = expression.total(lengths)
     off = scope.off_by(total, carry.length)
-    if off is not None and (off[0] > 0 or not _grows(scope, target)):
+    # Fewer are followed to where they are read: `filled.py`.
+    fewer = bool(pieces) and target != PENDING and carry.kind in COUNTED
+    if off is not None and not (off[0] < 0 and fewer):
         yield path, f"{quoted(target)} holds {to_text(carry.length)}, and {to_text(total)} are set{off[1]}"
-
-
-def _grows(scope: Scope, carry: str) -> bool:
-    """Tell whether a carry is filled piece by piece: some transition sets it to its own first tokens and more."""
-    return any(
-        isinstance(value, list) and bool(value) and str(value[0]).startswith(f"{carry}[:")
-        for transition in scope.spec.transitions
-        for value in [transition.set.get(carry)]
-    )
 
 
 def _carried(target: str, text: object) -> Piece:

@@ -15,7 +15,17 @@ import numpy as np
 
 from fsm_spec import life_cycle
 from fsm_spec.errors import UserError
-from fsm_spec.policy import QUEUE_SEEN, Plan, Policy, Pool, Waiting, fill_slots, plan, refuse_impossible
+from fsm_spec.policy import (
+    QUEUE_SEEN,
+    Plan,
+    Policy,
+    Pool,
+    Waiting,
+    fill_slots,
+    plan,
+    refuse_budget,
+    refuse_impossible,
+)
 from fsm_spec.step import step
 from fsm_spec.table import END, NO_STOP, STOP, WAIT, Table
 from fsm_spec.tiers import tiers_of
@@ -132,6 +142,7 @@ class Engine:
             raise UserError(
                 f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it"
             )
+        refuse_budget(table, policy)
         self._base = table
         self.tiers = tiers_of(table, policy)
         # Carries are made once, in the largest shape of these sizes.
@@ -193,6 +204,7 @@ class Engine:
         Raises UserError for tiers beyond the sizes that this run was made for, PoolExhausted where a request that
         was taken could need more pages than there are.
         """
+        refuse_budget(self._base, policy)
         tiers = tiers_of(self._base, policy)
         for carry, room in zip(tiers.carry, self._room, strict=True):
             if any(size > most for size, most in zip(carry.shape, room.shape, strict=True) if size and most):

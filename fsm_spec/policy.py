@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fsm_spec import source
+from fsm_spec.budget import Rate, table_rate
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.expression import evaluate
 from fsm_spec.findings import Finding, SpecFindings, nearest, path_text, quoted
@@ -49,6 +50,28 @@ class Prefill(BaseModel):
     mixed: Annotated[bool, Field(strict=True)] = True
 
 
+class VerifyBudget(BaseModel):
+    """Say how many steps a second the target runs by the rows of a launch: what verifying one more draft costs.
+
+    The operator `budget` grants drafts by it (`budget.py`), and without it as many as there are.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    rows: tuple[Annotated[int, Field(ge=1, strict=True)], ...]
+    steps_per_second: tuple[Annotated[int, Field(ge=1, strict=True)], ...]
+
+    @model_validator(mode="after")
+    def _paired(self) -> Self:
+        """Hold both to one ascending table."""
+        table_rate(self.rows, self.steps_per_second)
+        return self
+
+    @property
+    def rate(self) -> Rate:
+        """Give the steps a second of a launch by its rows."""
+        return table_rate(self.rows, self.steps_per_second)
+
+
 class Policy(BaseModel):
     """Hold a scheduling policy.
 
@@ -66,6 +89,13 @@ class Policy(BaseModel):
     lag: Annotated[int, Field(ge=0, le=1, strict=True)] = 0
     # A parameter whose size is chosen once a round by the number of running requests.
     tier: Tier | None = None
+    # What verifying costs, for specs whose operator `budget` grants drafts by it.
+    budget: VerifyBudget | None = None
+
+    @property
+    def rate(self) -> Rate | None:
+        """Give the steps a second that verify budgets weigh, by the rows of a launch; None trims nothing."""
+        return None if self.budget is None else self.budget.rate
 
 
 ALONE: Final = Policy()
@@ -147,7 +177,12 @@ def _finding(error: dict[str, Any], read: source.Source) -> Finding:
     path: Path = error["loc"]
     line, column = read.position(path)
     if error["type"] == "extra_forbidden":
-        models: dict[Path, type[BaseModel]] = {(): Policy, ("prefill",): Prefill, ("tier",): Tier}
+        models: dict[Path, type[BaseModel]] = {
+            (): Policy,
+            ("prefill",): Prefill,
+            ("tier",): Tier,
+            ("budget",): VerifyBudget,
+        }
         model = models.get(path[:-1], TierStep)
         message = f"unknown key {quoted(path[-1])}{nearest(str(path[-1]), model.model_fields)}"
         line, column = read.keys[path]
@@ -177,6 +212,18 @@ def longest_pages(table: Table, pool: Pool, prompt: int, limit: int, policy: Pol
     """Give the most pages a request can ever own: its last round, with the largest headroom of any tier."""
     last = fill_slots(table, prompt, max(limit - 1, 0))
     return int(pool.pages_of(last + (most_headroom(table, policy) if limit > 0 else 0)))
+
+
+def refuse_budget(table: Table, policy: Policy) -> None:
+    """Raise UserError for a verify budget that no operator of the spec would read."""
+    if policy.budget is None or any(
+        op.op == "budget" for plan in table.forwards.values() for op in plan.operators
+    ):
+        return
+    raise UserError(
+        f"the policy {policy.policy} has a verify budget, and {table.spec.spec} has no operator budget that would "
+        f"grant drafts by it; take a policy without one"
+    )
 
 
 def refuse_impossible(table: Table, pool: Pool, prompt: int, limit: int, policy: Policy = ALONE) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
-from fsm_spec import draft_rows, effects, expression, fates, flow, masks, resizing, rows, verified
+from fsm_spec import draft_rows, effects, expression, fates, filled, flow, masks, resizing, rows, verified
 from fsm_spec.expression import Expr, evaluate, to_text
 from fsm_spec.findings import MAX_FINDINGS, Path, nearest, quoted
 from fsm_spec.piece import Piece
@@ -56,6 +56,7 @@ def _all(scope: Scope) -> Iterator[Violation]:
         yield violation
     # A carry that is never set is no question of its size.
     if sound and not scope.doubt:
+        yield from filled.rules(scope)
         yield from resizing.rules(scope)
     yield from flow.rules(scope)
 

@@ -93,7 +93,7 @@ def switch_policy(served: Served, wanted: str | dict[str, Any]) -> Policy:
         raise Refusal(" ".join(str(error).split()), "policy", "invalid_value") from None
     require_live(policy)
     try:
-        served.session.engine.switch(policy)
+        served.session.switch(policy)
     except FsmSpecError as error:
         raise Refusal(str(error), "policy", "invalid_value") from None
     return policy
