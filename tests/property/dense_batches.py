@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.law import SamplingParams, SamplingRows
+from fsm_spec.kernels.tree import NO_NODE, Tree
 
 CHOICES = [
     SamplingParams(),
@@ -55,6 +56,24 @@ class Batch:
         width = min(self.logits.shape[2], 6)
         drawn = [self.source.randrange(width) for _ in range(torch.Size(shape).numel())]
         return torch.tensor(drawn, dtype=torch.int64).view(shape)
+
+    def trees(self) -> Tree:
+        """Draw a tree for each request with as many nodes as it has live rows, siblings of one token included.
+
+        What stands behind them is poison.
+        """
+        n, v, width = self.logits.shape
+        trees = Tree.rooted(self.tokens(n), v)
+        for request, live in enumerate(self.rows.tolist()):
+            for node in range(1, live):
+                parent = self.source.randrange(node)
+                trees.parents[request, node] = parent
+                trees.depths[request, node] = trees.depths[request, parent] + 1
+                trees.tokens[request, node] = self.source.randrange(min(width, 4))
+            trees.parents[request, live:] = self.source.choice([NO_NODE, 0, v])
+            trees.tokens[request, live:] = self.source.choice([NO_NODE, 0, width])
+            trees.depths[request, live:] = self.source.choice([0, -1, v])
+        return Tree(trees.tokens, trees.parents, trees.depths, trees.scores, self.rows)
 
 
 def batch_of(seed: int, n: int, r: int, width: int, *, wide: bool = False) -> Batch:

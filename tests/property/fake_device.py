@@ -37,6 +37,8 @@ class _Indexing(TorchFunctionMode):
         """Replace reads and writes by index, and what else asks likewise; pass all others on."""
         if func is Tensor.__invert__:
             return torch.bitwise_not(*args)
+        if func is Tensor.copy_:
+            return torch.ops.aten.copy_.default(*args)
         if func is Tensor.contiguous:
             return args[0].clone(memory_format=torch.contiguous_format)
         if func is Tensor.__getitem__:
@@ -80,7 +82,7 @@ def _write(tensor: Tensor, index: Any, value: Tensor | float) -> None:  # noqa: 
         values = value if isinstance(value, Tensor) else view.new_full((), value)
         torch.ops.aten.index_put_.default(view, tensors, values)
     elif isinstance(value, Tensor):
-        view.copy_(value)
+        torch.ops.aten.copy_.default(view, value)
     else:
         view.fill_(value)
 
