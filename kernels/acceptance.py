@@ -38,7 +38,7 @@ class _Live:
         return cls(flat if len(index) == len(flat) else flat[index], index, index // depth, row_of)
 
 
-def _leading(stands: Tensor, count: Tensor) -> Tensor:
+def leading(stands: Tensor, count: Tensor) -> Tensor:
     """Count the live drafts before the first that does not stand: [B, R-1], [B] -> int64 [B]."""
     alive = torch.arange(stands.shape[1], device=stands.device) < count.unsqueeze(1)
     return (stands & alive).long().cumprod(1).sum(1)
@@ -55,7 +55,7 @@ def _alive(drafts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 def _judge_by_equality(picks: Tensor, live: _Live, drafts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Accept the drafts that equal the verifier's own tokens -> (accepted [B], next [B])."""
     tokens = picks[live.row_of]
-    accepted = _leading(tokens[:, :-1] == drafts, count)
+    accepted = leading(tokens[:, :-1] == drafts, count)
     return accepted, tokens.gather(1, accepted.unsqueeze(1)).squeeze(1)
 
 
@@ -129,7 +129,7 @@ def accept_rejection(  # noqa: PLR0913 -- the operator's inputs, one each
     live = _Live.gather(logits, count)
     p = law(live.logits, rows.take(live.request), exclude)
     stands = _verdicts(p, live.row_of, drafts, count, seed, position, chooser, q)
-    accepted = _leading(stands, count)
+    accepted = leading(stands, count)
     ends = accepted.unsqueeze(1)
     final = p[live.row_of.gather(1, ends).squeeze(1)]
     where = position.gather(1, ends).squeeze(1)
@@ -140,7 +140,7 @@ def accept_rejection(  # noqa: PLR0913 -- the operator's inputs, one each
     cut = (accepted < count).nonzero().squeeze(1)
     if len(cut):
         at = accepted[cut]
-        laws = _residual(final[cut], drafts[cut, at], None if q is None else q[cut, at])
+        laws = residual(final[cut], drafts[cut, at], None if q is None else q[cut, at])
         token[cut] = chooser.choose(laws, seed[cut], where[cut], Purpose.RESIDUAL)
     return accepted, token
 
@@ -172,7 +172,7 @@ def _verdicts(
     return stands
 
 
-def _residual(p: Tensor, rejected: Tensor, q: Tensor | None) -> Tensor:
+def residual(p: Tensor, rejected: Tensor, q: Tensor | None) -> Tensor:
     """Return the law of the correction, not normalised: max(0, p - q), or p where that has no mass."""
     left = p.scatter(1, rejected.unsqueeze(1), 0.0) if q is None else (p - q).clamp(min=0.0)
     return torch.where(left.amax(1, keepdim=True) > 0, left, p)
@@ -199,7 +199,7 @@ def accept_topk(
         score = score.masked_fill(token == exclude, -torch.inf)
     stands = torch.zeros_like(drafts, dtype=torch.bool)
     stands[request, depth] = (score >= values[row, -1]) & (score > -torch.inf)
-    accepted = _leading(stands, count)
+    accepted = leading(stands, count)
     ends = live.row_of.gather(1, accepted.unsqueeze(1)).squeeze(1)
     return accepted, argmax_tokens(live.logits[ends], exclude)
 
@@ -228,7 +228,7 @@ def accept_threshold(  # noqa: PLR0913 -- the operator's inputs, one each
     request, depth = _alive(drafts, count)
     stands = torch.zeros_like(drafts, dtype=torch.bool)
     stands[request, depth] = p[live.row_of[request, depth], drafts[request, depth]] >= threshold
-    accepted = _leading(stands, count)
+    accepted = leading(stands, count)
     ends = accepted.unsqueeze(1)
     final, where = p[live.row_of.gather(1, ends).squeeze(1)], position.gather(1, ends).squeeze(1)
     return accepted, chooser.choose(final, seed, where, Purpose.TARGET)

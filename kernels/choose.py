@@ -52,7 +52,7 @@ class CounterChooser:
     def choose(self, law: Tensor, seed: Tensor, position: Tensor, purpose: Purpose) -> Tensor:
         """Draw by law [n, V]; `seed`, `position` int64 [n] -> int64 [n]; ValueError for a law of zeros."""
         u = uniform(seed, position, purpose)
-        outcome = _search(law, u) if law.shape[1] <= _BLOCK else _search_blocks(law, u)
+        outcome = invert(law, u)
         _require_mass(outcome, law)
         return outcome
 
@@ -71,6 +71,14 @@ def _require_mass(outcome: Tensor, law: Tensor) -> None:
     if bool((outcome >= law.shape[1]).any()):
         row = int((outcome >= law.shape[1]).nonzero()[0])
         raise ValueError(f"the law of row {row} has no mass; its logits are NaN or all -inf")
+
+
+def invert(law: Tensor, u: Tensor) -> Tensor:
+    """Return the outcome at the share `u` of each law's mass: [n, V], float64 [n] -> int64 [n]; V without mass.
+
+    Neither copies to the host nor makes a shape from data.
+    """
+    return _search(law, u) if law.shape[1] <= _BLOCK else _search_blocks(law, u)
 
 
 def _search(law: Tensor, u: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def lookup(texts: Sequence[Text], size: int, shortest: int, longest: int) -> tup
     Looks for an earlier occurrence of the text's last n tokens, n from `longest` down to `shortest`; it may
     overlap them. Raises ValueError unless size >= 0 and 1 <= shortest <= longest.
     """
-    _validate(size, shortest, longest)
+    require_lengths(size, shortest, longest)
     drafts = torch.zeros(len(texts), size, dtype=torch.int64)
     count = torch.zeros(len(texts), dtype=torch.int64)
     for row, text in enumerate(texts):
@@ -33,7 +33,7 @@ def lookup(texts: Sequence[Text], size: int, shortest: int, longest: int) -> tup
     return drafts, count
 
 
-def _validate(size: int, shortest: int, longest: int) -> None:
+def require_lengths(size: int, shortest: int, longest: int) -> None:
     """Raise ValueError for lengths out of range."""
     if size < 0:
         raise ValueError(f"size is {size}; give at least 0")
@@ -68,7 +68,7 @@ def _continuation(text: NDArray[np.int64], size: int, shortest: int, longest: in
 
 def lookup_plain(text: Sequence[int], size: int, shortest: int, longest: int) -> list[int]:
     """Draft the tokens that `lookup` drafts for one text, in plain Python."""
-    _validate(size, shortest, longest)
+    require_lengths(size, shortest, longest)
     text = list(text)
     for length in range(min(longest, len(text) - 1), shortest - 1, -1):
         suffix = text[-length:]

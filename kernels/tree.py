@@ -68,10 +68,22 @@ def grow_best(
     Source: Uno's tree sampler, which adds the best unused edge, one at a time. As no child is more probable than
     its parent, those are the best nodes of all, and of one depth only the best `size - 1` can be among them.
     """
-    _, levels, _ = logits.shape
+    require_nodes(logits.shape[1], top, size)
+    return best_tree(root, *_candidates(logits, rows, top, exclude), size)
+
+
+def require_nodes(levels: int, top: int, size: int) -> None:
+    """Raise ValueError where a tree of `levels` with `top` candidates a node has no `size` nodes."""
     if not 1 <= size <= sum(top**depth for depth in range(levels + 1)):
         raise ValueError(f"a tree of depth {levels} with {top} candidates a node has no {size} nodes")
-    tokens, chances = _candidates(logits, rows, top, exclude)
+
+
+def best_tree(root: Tensor, tokens: Tensor, chances: Tensor, size: int) -> Tree:
+    """Grow `grow_best`'s tree over candidates and their log-probabilities [n, d, top] each, best first.
+
+    Of fixed shape, without a copy to the host.
+    """
+    _, levels, top = tokens.shape
     widths = [1]
     for _ in range(levels):
         widths.append(min(size - 1, widths[-1] * top))
@@ -79,7 +91,7 @@ def grow_best(
     beam = torch.zeros_like(root).unsqueeze(1)
     for level in range(levels):
         one = slice(level, level + 1)
-        pool, beam = _extend(pool, beam, tokens[:, one], chances[:, one], widths[level + 1])
+        pool, beam = extend(pool, beam, tokens[:, one], chances[:, one], widths[level + 1])
     # The pool is in order within each depth, so a stable sort leaves ties as they should stand.
     best = pool.scores.sort(dim=1, stable=True, descending=True).indices
     return _chosen(pool, best[:, :size])
@@ -108,7 +120,10 @@ def grow_level(
     added = top if added is None else added
     if added < top:
         raise ValueError(f"{added} nodes a level leave no beam of {top}; give at least {top}")
-    pool, children = _extend(pool, beam, tokens, chances, min(added, beam.shape[1] * top))
+    width = min(added, beam.shape[1] * top)
+    if int(pool.count.max()) + width > pool.tokens.shape[1]:
+        raise ValueError(f"the pool has no room for {width} more nodes; it holds {pool.tokens.shape[1]}")
+    pool, children = extend(pool, beam, tokens, chances, width)
     return pool, children[:, :top]
 
 
@@ -125,9 +140,14 @@ def grow_newest(
     logits [n, b, V]: row i stands for the i-th of the b newest nodes, which are one level, or the root alone.
     As `grow_level` with `added` = `top`, where the beam is what was added last.
     """
-    beam = pool.count.unsqueeze(1) - logits.shape[1] + torch.arange(logits.shape[1], device=logits.device)
+    beam = newest(pool, logits.shape[1])
     grown, children = grow_level(logits, pool, beam, rows, top, exclude=exclude)
     return grown, grown.parents.gather(1, children) - beam[:, :1]
+
+
+def newest(pool: Tree, width: int) -> Tensor:
+    """Return the last `width` nodes of each pool, int64 [n, width]."""
+    return pool.count.unsqueeze(1) - width + torch.arange(width, device=pool.count.device)
 
 
 def prune(pool: Tree, size: int) -> Tree:
@@ -155,13 +175,12 @@ def _candidates(logits: Tensor, rows: SamplingRows, top: int, exclude: int | Non
     return tokens.view(batch, depth, top), chances.view(batch, depth, top)
 
 
-def _extend(pool: Tree, beam: Tensor, tokens: Tensor, chances: Tensor, width: int) -> tuple[Tree, Tensor]:
+def extend(pool: Tree, beam: Tensor, tokens: Tensor, chances: Tensor, width: int) -> tuple[Tree, Tensor]:
     """Append the best `width` children of the beam's nodes, best first -> (pool, their indices [n, width]).
 
     beam int64 [n, b]; tokens, chances [n, b, k], or [n, 1, k] if all parents have the same candidates.
+    The pool must have room. Of fixed shape, without a copy to the host.
     """
-    if int(pool.count.max()) + width > pool.tokens.shape[1]:
-        raise ValueError(f"the pool has no room for {width} more nodes; it holds {pool.tokens.shape[1]}")
     parents = beam.shape[1]
     scores = pool.scores.gather(1, beam).unsqueeze(2) + chances
     # By rank, then by parent: the order in which a stable sort leaves ties.

@@ -8,7 +8,6 @@ The same rules in plain Python are `unmask_plain.py`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,12 +17,19 @@ from fsm_spec.kernels.law import SamplingRows, as_real
 from fsm_spec.kernels.randomness import Purpose, salted
 from fsm_spec.kernels.sampling import sample
 
-T = TypeVar("T")
-
 # The token of a row that is still masked; no id of a vocabulary.
 MASKED = -2
 
-UNMASK_RULES = ("threshold", "above", "schedule", "dynamic", "sequential", "entropy")
+# The rules, and the numbers that each needs.
+_NEEDED = {
+    "threshold": ("threshold",),
+    "above": ("threshold",),
+    "schedule": ("quota",),
+    "dynamic": ("threshold", "quota"),
+    "sequential": ("quota",),
+    "entropy": ("bound",),
+}
+UNMASK_RULES = tuple(_NEEDED)
 
 
 def unmask(  # noqa: PLR0913, PLR0917 -- the operator's inputs, one each
@@ -68,8 +74,7 @@ def unmask(  # noqa: PLR0913, PLR0917 -- the operator's inputs, one each
     the first stop token at or after row `first` (int64 [n], 0 if not given) become that stop token.
     Raises ValueError for an unknown rule and for a rule without its number.
     """
-    if rule not in UNMASK_RULES:
-        raise ValueError(f"unknown unmask rule {rule!r}; give one of {', '.join(UNMASK_RULES)}")
+    require_numbers(rule, threshold=threshold, quota=quota, bound=bound)
     live = torch.arange(tokens.shape[1], device=tokens.device) < counts.unsqueeze(1)
     masked = (tokens == MASKED) & live
     request, row = masked.nonzero(as_tuple=True)
@@ -81,30 +86,55 @@ def unmask(  # noqa: PLR0913, PLR0917 -- the operator's inputs, one each
     law = as_real(scores).softmax(-1)
     confidence = law.new_full(tokens.shape, -torch.inf)
     confidence[request, row] = law.gather(1, proposed.unsqueeze(1)).squeeze(1)
-    if rule == "sequential":
-        rank, count = masked.long().cumsum(1) - 1, _given(rule, "quota", quota)
-    elif rule == "entropy":
-        entropy = torch.full(tokens.shape, torch.inf, dtype=torch.float64, device=tokens.device)
+    entropy = torch.full(tokens.shape, torch.inf, dtype=torch.float64, device=tokens.device)
+    if rule == "entropy":
         entropy[request, row] = torch.special.entr(law).sum(-1, dtype=torch.float64)
-        rank, count = _rank(-entropy), _within(entropy, _given(rule, "bound", bound))
-    else:
-        rank, count = _rank(confidence), _confident(rule, confidence, threshold, quota)
-    committed = masked & (rank < count.clamp(min=1).unsqueeze(1))
-    if last is not None:
-        committed |= masked & last.unsqueeze(1)
+    committed = committed_rows(
+        rule, masked, confidence, entropy, threshold=threshold, quota=quota, bound=bound, last=last
+    )
     choices = torch.full_like(tokens, MASKED)
     choices[request, row] = proposed
     filled = torch.where(committed, choices, tokens)
     if stop_ids is not None:
-        _freeze(filled, live, torch.zeros_like(counts) if first is None else first, stop_ids)
+        begin = torch.zeros_like(counts) if first is None else first
+        filled = frozen(filled, live, begin, _stops(filled, stop_ids))
     return ((filled == MASKED) & live).sum(1), filled
 
 
-def _given(rule: str, name: str, value: T | None) -> T:
-    """Return the value; ValueError where the rule's number is missing."""
-    if value is None:
-        raise ValueError(f"the unmask rule {rule} needs {name}")
-    return value
+def committed_rows(
+    rule: str,
+    masked: Tensor,
+    confidence: Tensor,
+    entropy: Tensor,
+    *,
+    threshold: float | None,
+    quota: Tensor | None,
+    bound: float | None,
+    last: Tensor | None,
+) -> Tensor:
+    """Tell which open rows a rule commits, bool [n, r]; of fixed shape, without a copy to the host.
+
+    `masked` bool [n, r] marks the open rows; all others have confidence -inf and entropy inf.
+    """
+    if rule == "sequential":
+        assert quota is not None
+        rank, count = masked.long().cumsum(1) - 1, quota
+    elif rule == "entropy":
+        assert bound is not None
+        rank, count = _rank(-entropy), _within(entropy, bound)
+    else:
+        rank, count = _rank(confidence), _confident(rule, confidence, threshold, quota)
+    chosen = rank < count.clamp(min=1).unsqueeze(1)
+    return masked & (chosen if last is None else chosen | last.unsqueeze(1))
+
+
+def require_numbers(rule: str, **numbers: object) -> None:
+    """Raise ValueError for an unknown rule, and where a number is missing that the rule needs."""
+    if rule not in UNMASK_RULES:
+        raise ValueError(f"unknown unmask rule {rule!r}; give one of {', '.join(UNMASK_RULES)}")
+    for name in _NEEDED[rule]:
+        if numbers[name] is None:
+            raise ValueError(f"the unmask rule {rule} needs {name}")
 
 
 def _rank(key: Tensor) -> Tensor:
@@ -116,13 +146,14 @@ def _rank(key: Tensor) -> Tensor:
 def _confident(rule: str, confidence: Tensor, threshold: float | None, quota: Tensor | None) -> Tensor:
     """Count the rows that a rule of confidence commits, best first: [n, r] -> int64 [n]."""
     if rule == "schedule":
-        return _given(rule, "quota", quota)
-    least = _given(rule, "threshold", threshold)
+        assert quota is not None
+        return quota
+    assert threshold is not None
     if rule == "threshold":
-        return (confidence >= least).sum(1)
-    sure = (confidence > least).sum(1)
+        return (confidence >= threshold).sum(1)
+    sure = (confidence > threshold).sum(1)
     # The sure rows are the best ones: either all of them or the quota, whichever is more.
-    return torch.maximum(sure, _given(rule, "quota", quota)) if rule == "dynamic" else sure
+    return sure if quota is None or rule == "above" else torch.maximum(sure, quota)
 
 
 def _within(entropy: Tensor, bound: float) -> Tensor:
@@ -130,15 +161,23 @@ def _within(entropy: Tensor, bound: float) -> Tensor:
     return (entropy.sort(dim=1).values.cumsum(1) <= bound).sum(1)
 
 
-def _freeze(filled: Tensor, live: Tensor, first: Tensor, stop_ids: Sequence[Collection[int]]) -> None:
-    """Put the first stop token of the generated rows on all open rows behind it, in place."""
-    rows = torch.arange(filled.shape[1], device=filled.device)
-    stops = torch.zeros_like(live)
+def _stops(filled: Tensor, stop_ids: Sequence[Collection[int]]) -> Tensor:
+    """Tell which rows hold a stop token of their request, bool [n, r]."""
+    stops = torch.zeros_like(filled, dtype=torch.bool)
     for request, ids in enumerate(stop_ids):
         stops[request] = torch.isin(
             filled[request], torch.tensor(list(ids), dtype=filled.dtype).to(filled.device)
         )
-    stops &= live & (rows >= first.unsqueeze(1))
+    return stops
+
+
+def frozen(filled: Tensor, live: Tensor, first: Tensor, stops: Tensor) -> Tensor:
+    """Return the block with the first stop token of the generated rows on all open rows behind it.
+
+    `stops` bool [n, r] marks the rows that hold a stop token. Of fixed shape, without a copy to the host.
+    """
+    rows = torch.arange(filled.shape[1], device=filled.device)
+    stops = stops & live & (rows >= first.unsqueeze(1))
     earliest = stops.long().argmax(1, keepdim=True)
     behind = stops.any(1, keepdim=True) & (rows > earliest) & live & (filled == MASKED)
-    filled.copy_(torch.where(behind, filled.gather(1, earliest), filled))
+    return torch.where(behind, filled.gather(1, earliest), filled)

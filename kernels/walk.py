@@ -47,8 +47,8 @@ def walk_match(
 
     Source: target-only sampling of EAGLE trees in SGLang; Uno's tree sampler.
     """
-    alive = _alive(tree)
-    node, path = _at_root(tree, deepest)
+    alive = alive_nodes(tree)
+    node, path = at_root(tree, deepest)
     token = torch.zeros_like(node)
     walking = torch.arange(len(node), device=node.device)
     for depth in range(1, deepest + 2):
@@ -64,13 +64,13 @@ def walk_match(
         )
         token[walking] = drawn
         children = (tree.parents[walking] == at.unsqueeze(1)) & alive[walking]
-        child, found = _first(children & (tree.tokens[walking] == drawn.unsqueeze(1)))
+        child, found = first_of(children & (tree.tokens[walking] == drawn.unsqueeze(1)))
         walking, child = walking[found], child[found]
         if depth > deepest or not len(walking):
             break
         node[walking] = child
         path[walking, depth] = child
-    return _walk(tree, path, token.unsqueeze(1))
+    return walked(tree, path, token.unsqueeze(1))
 
 
 def walk_residual(
@@ -95,20 +95,20 @@ def walk_residual(
     """
     if rows.all_greedy:
         return walk_match(logits, tree, rows, seeds, positions, chooser, deepest, exclude=exclude)
-    alive, index = _alive(tree), torch.arange(tree.tokens.shape[1], device=logits.device)
-    node, path = _at_root(tree, deepest)
+    alive, index = alive_nodes(tree), torch.arange(tree.tokens.shape[1], device=logits.device)
+    node, path = at_root(tree, deepest)
     tried, cut = torch.zeros_like(node), torch.zeros_like(node, dtype=torch.bool)
     p = law(logits[:, 0], rows, exclude)
     while True:
         untried = (tree.parents == node.unsqueeze(1)) & (index > tried.unsqueeze(1)) & alive
-        child, found = _first(untried)
+        child, found = first_of(untried)
         at = found.nonzero().squeeze(1)
         if not len(at):
             break
         tried[at] = child[at]
         token = tree.tokens[at, child[at]]
         where = salted(positions[at, node[at]], child[at])
-        verdict = chooser.choose(_chances(p[at], token), seeds[at], where, Purpose.ACCEPT)
+        verdict = chooser.choose(verdict_laws(p[at], token), seeds[at], where, Purpose.ACCEPT)
         moved, stays = at[verdict == 0], verdict == 1
         node[moved] = child[moved]
         path[moved, tree.depths[moved, child[moved]]] = child[moved]
@@ -117,10 +117,10 @@ def walk_residual(
         p[at[stays], token[stays]] = 0.0
         cut[at[stays]] = True
     where = positions.gather(1, node.unsqueeze(1)).squeeze(1)
-    return _walk(tree, path, _last_tokens(p, cut, seeds, where, chooser).unsqueeze(1))
+    return walked(tree, path, _last_tokens(p, cut, seeds, where, chooser).unsqueeze(1))
 
 
-def _chances(p: Tensor, token: Tensor) -> Tensor:
+def verdict_laws(p: Tensor, token: Tensor) -> Tensor:
     """Return the laws (accept, reject) of one token each against p [m, V], not normalised -> float64 [m, 2]."""
     # A token that holds all the mass left has chance 1 exactly: it is rejected by no rounding.
     chance = p.gather(1, token.unsqueeze(1)).to(torch.float64) / p.sum(1, keepdim=True, dtype=torch.float64)
@@ -138,7 +138,7 @@ def _last_tokens(p: Tensor, cut: Tensor, seeds: Tensor, where: Tensor, chooser: 
     return token
 
 
-def _at_root(tree: Tree, deepest: int) -> tuple[Tensor, Tensor]:
+def at_root(tree: Tree, deepest: int) -> tuple[Tensor, Tensor]:
     """Return where all walks start -> (node int64 [n], path int64 [n, deepest + 1])."""
     node = torch.zeros_like(tree.count)
     path = torch.full((len(node), deepest + 1), NO_NODE, dtype=torch.int64, device=node.device)
@@ -146,17 +146,17 @@ def _at_root(tree: Tree, deepest: int) -> tuple[Tensor, Tensor]:
     return node, path
 
 
-def _alive(tree: Tree) -> Tensor:
+def alive_nodes(tree: Tree) -> Tensor:
     """Tell which nodes are there, bool [n, v]."""
     return torch.arange(tree.tokens.shape[1], device=tree.tokens.device) < tree.count.unsqueeze(1)
 
 
-def _first(flags: Tensor) -> tuple[Tensor, Tensor]:
+def first_of(flags: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first true column of each row, and whether there is one: bool [n, v] -> int64 [n], bool [n]."""
     return flags.long().argmax(1), flags.any(1)
 
 
-def _walk(tree: Tree, path: Tensor, token: Tensor) -> Walk:
+def walked(tree: Tree, path: Tensor, token: Tensor) -> Walk:
     """Read a path off the tree."""
     run = torch.where(path == NO_NODE, NO_NODE, tree.tokens.gather(1, path.clamp(min=0)))
     return Walk((path != NO_NODE).sum(1) - 1, path, run, token)

@@ -1,5 +1,6 @@
-"""Operators in fixed shapes: no size depends on data and nothing is read by the host, so that a graph can hold them.
+"""The kernels in fixed shapes, without a wait for the host: what a captured round runs.
 
-Each file holds the torch form of one kernel and the custom op that joins it to the kernel of the same name in
-`kernels/triton/`: tensors on a CPU run the torch form, tensors on a GPU the kernel, fake tensors neither.
+Each file stands beside the reading of the same name in `kernels/`, which says what it means. Inputs are dense and
+padded; dead rows and padded requests are computed harmlessly, and what they give is never read.
+On CUDA tensors a custom op calls the Triton kernel of its name in `kernels/triton/`, imported when first called.
 """

@@ -1,0 +1,82 @@
+"""The unmask operator in fixed shapes gives each request what the reading gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from dense_batches import Batch, batches
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsm_spec.kernels.choose import CounterChooser
+from fsm_spec.kernels.fixed.unmask import unmask
+from fsm_spec.kernels.unmask import MASKED, UNMASK_RULES
+from fsm_spec.kernels.unmask import unmask as reading
+
+
+def drawn_block(batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Draw the tokens of a block, some of them masked, and the numbers of all rules."""
+    n, r, _ = batch.logits.shape
+    source = batch.source
+    tokens = batch.tokens(n, r)
+    tokens[torch.tensor([[source.random() < 0.7 for _ in range(r)] for _ in range(n)])] = MASKED
+    tokens[~batch.live] = source.choice([MASKED, -1, 0])
+    options = {
+        "threshold": source.choice([0.0, 0.2, 0.5, 1.0]),
+        "quota": torch.tensor([source.randrange(4) for _ in range(n)]),
+        "bound": source.choice([0.0, 1.5, 9.0]),
+        "last": source.choice([None, torch.tensor([source.random() < 0.3 for _ in range(n)])]),
+        "first": source.choice([None, torch.tensor([source.randrange(3) for _ in range(n)])]),
+        "exclude": batch.exclude,
+    }
+    return tokens, options
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(batches, st.sampled_from(UNMASK_RULES), st.booleans())
+def test_equals_the_reading(batch: Batch, rule: str, freezes: bool) -> None:  # noqa: FBT001 -- drawn
+    """Another row committed, or another token, would change what a diffusion block becomes."""
+    tokens, options = drawn_block(batch)
+    turns = torch.tensor([batch.source.randrange(9) for _ in batch.params])
+    stops = [[], [1], [0, 3]]
+    each = [batch.source.choice(stops) for _ in batch.params]
+    padded = torch.tensor([ids + [-1] * (2 - len(ids)) for ids in each])
+    rest, filled = unmask(
+        rule,
+        batch.logits,
+        tokens,
+        batch.rows,
+        batch.columns,
+        batch.positions,
+        turns,
+        stop_ids=padded if freezes else None,
+        **options,
+    )
+    expected = reading(
+        rule,
+        batch.logits,
+        tokens,
+        batch.rows,
+        batch.bounded,
+        torch.tensor(batch.seeds),
+        batch.positions,
+        turns,
+        CounterChooser(),
+        stop_ids=each if freezes else None,
+        **options,
+    )
+    assert [one.tolist() for one in expected] == [rest.tolist(), filled.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [("surest", "unknown unmask rule"), ("schedule", "the unmask rule schedule needs quota")],
+)
+def test_refusals(rule: str, message: str) -> None:
+    """A rule without its number would commit by another one."""
+    columns = tuple(torch.zeros(1) for _ in range(5))
+    one = torch.zeros(1, 1, dtype=torch.int64)
+    with pytest.raises(ValueError, match=message):
+        unmask(rule, torch.zeros(1, 1, 2), one, one[0], columns, one, one[0])  # type: ignore[arg-type]
