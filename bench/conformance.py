@@ -1,4 +1,4 @@
-"""Hold the greedy output of every spec that claims it, on SmolLM2 in float32, to plain decoding: 20 prompts, 128 tokens.
+"""Hold the greedy output of every spec that claims it, on SmolLM2 in float32, to plain decoding: 20 prompts of 128.
 
 Each spec runs alone, in a batch with room, and in a batch whose pool makes it preempt; those with a tiered parameter
 run in a batch under tiers as well. Draft models and adapters are random ones. Every trace is replayed.
