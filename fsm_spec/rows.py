@@ -159,6 +159,7 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
     elif isinstance(op, Unmask):
         yield from scope.piece(Piece(op.block), (*path, "block"), scope.carries, "", place, "token")
         yield from _as_many(scope, forward, op, op.block, path)
+        yield from _frozen(scope, op, path)
     elif isinstance(op, Walk):
         yield from scope.piece(Piece(op.tree), (*path, "tree"), scope.carries, "", place, "tree")
         yield from _as_many(scope, forward, op, op.tree, path)
@@ -252,6 +253,15 @@ def _as_many(scope: Scope, forward: str, op: Unmask | Walk, name: str, path: Pat
             (*path, "rows"),
             f"{to_text(rows)} rows stand for {to_text(whole)} of {name}{off[1]}; as many are needed",
         )
+
+
+def _frozen(scope: Scope, op: Unmask, path: Path) -> Iterator[Violation]:
+    """Keep a stop token of the prompt from freezing the masks behind it, where a block begins with text."""
+    carry = scope.spec.carry.get(op.block)
+    begun = carry.init or [] if carry is not None else []
+    if op.freeze is not None and op.start is None and any(piece.name == "text" for piece in begun):
+        message = f"{op.block} begins with the end of the prompt, whose stop tokens would freeze the masks behind them"
+        yield (*path, "freeze"), f'{message}; add the key "start", the first row that is not of the prompt'
 
 
 def _accept(scope: Scope, forward: str, op: Accept, path: Path, place: Place) -> Iterator[Violation]:
