@@ -22,7 +22,7 @@ from fsm_spec.piece import Piece
 from fsm_spec.table import CarryPlan
 
 Output = Tokens | torch.Tensor | Tree
-Integers = NDArray[np.int32]
+Integers = NDArray[np.int32] | NDArray[np.int64]
 
 TEXT, MASK, NOISE, CERTAIN = "text", "mask", "noise", "certain"
 # No token: what a carry holds where nothing was written; the model refuses it, so that no stale token is ever read.
@@ -113,9 +113,69 @@ class Scope:
         assert isinstance(output, np.ndarray)
         return output[member, start:stop]
 
-    def run(self, pieces: Sequence[Piece], member: int) -> Tokens:
-        """Read several pieces one after the other: a copy."""
-        return np.concatenate([self.tokens(piece, member) for piece in pieces])
+    def edges(self, expr: Expr | None, members: Integers) -> int | Integers:
+        """Evaluate a bound of a piece for some members: one number where it is the same for all, else [m]."""
+        if isinstance(expr, Const):
+            return expr.value
+        if isinstance(expr, Name):
+            return self.integers[expr.name][members]
+        return np.array([self.edge(expr, member) for member in members.tolist()], np.int32)
+
+    def runs(self, pieces: Sequence[Piece], members: Integers) -> list[Tokens]:
+        """Read several pieces one after the other for some members: the tokens of each."""
+        counts = np.broadcast_to(self._total(pieces, members), len(members))
+        gathered = self.gather(pieces, members, int(counts.max(initial=0)))
+        return [line[:count] for line, count in zip(gathered, counts.tolist(), strict=True)]
+
+    def _total(self, pieces: Sequence[Piece], members: Integers) -> int | Integers:
+        total: int | Integers = 0
+        for piece in pieces:
+            total = total + self.edges(piece.stop, members) - self.edges(piece.start, members)
+        return total
+
+    def gather(self, pieces: Sequence[Piece], members: Integers, width: int) -> Tokens:
+        """Read several pieces one after the other for some members -> tokens [m, width].
+
+        Behind them stands EMPTY, or MASKED where a piece is the mask, which fills what the others leave. A mask is
+        told from text by that and not by the mask's id, which may well stand in a prompt.
+        """
+        gathered = np.full((len(members), width), EMPTY, np.int64)
+        at: int | Integers = 0
+        for piece in pieces:
+            if piece.name == MASK:
+                np.copyto(gathered, MASKED, where=np.arange(width) >= np.reshape(at, (-1, 1)))
+                at = width
+                continue
+            start, stop = self.edges(piece.start, members), self.edges(piece.stop, members)
+            source = self._source(piece, members, start, stop)
+            # An output is as wide as the widest of its launch, which may be less than the most there can be.
+            stop = min(stop, source.shape[1]) if isinstance(stop, int) else np.minimum(stop, source.shape[1])
+            if isinstance(at, int) and isinstance(start, int) and isinstance(stop, int):
+                gathered[:, at : at + stop - start] = source[:, start:stop]
+            else:
+                place = np.arange(width) - np.reshape(at, (-1, 1))
+                inside = (place >= 0) & (place < np.reshape(stop - start, (-1, 1)))
+                read = np.where(inside, place + np.reshape(start, (-1, 1)), 0)
+                np.copyto(gathered, np.take_along_axis(source, read, 1), where=inside)
+            at = at + stop - start
+        return gathered
+
+    def _source(self, piece: Piece, members: Integers, start: int | Integers, stop: int | Integers) -> Tokens:
+        """Give the tokens that a piece is cut from, [m, length]."""
+        if piece.name == TEXT:
+            texts = [self.requests[member].text for member in members.tolist()]
+            lines = np.full((len(members), int(np.max(stop, initial=0))), EMPTY, np.int64)
+            ends = np.broadcast_to(stop, len(members)).tolist()
+            for line, text, first, end in zip(
+                lines, texts, np.broadcast_to(start, len(members)).tolist(), ends, strict=True
+            ):
+                line[first:end] = text[first:end]
+            return lines
+        output = self.outputs.get(piece.name)
+        if output is None:
+            return self.carries.tokens[piece.name][self.lines[members]]
+        assert isinstance(output, np.ndarray)
+        return output[members]
 
     def wide(self, pieces: Sequence[Piece], member: int) -> torch.Tensor:
         """Read laws, hidden states [length, width] or numbers [length] of one member."""
@@ -139,18 +199,3 @@ class Scope:
             return self.carries.trees[name][int(self.lines[member])]
         assert isinstance(output, Tree)
         return output.take(member)
-
-    def new_tokens(self, pieces: Sequence[Piece], member: int, length: int) -> Tokens:
-        """Compute what a token carry of that length becomes; `mask` fills what the other pieces leave.
-
-        A mask is told from text by MASKED and not by the mask's id, which may well stand in a prompt.
-        """
-        parts = [None if piece.name == MASK else self.tokens(piece, member) for piece in pieces]
-        value = np.full(length, EMPTY, np.int64)
-        spare = length - sum(len(part) for part in parts if part is not None)
-        at = 0
-        for part in parts:
-            size = spare if part is None else len(part)
-            value[at : at + size] = MASKED if part is None else part
-            at += size
-        return value

@@ -29,6 +29,7 @@ from fsm_spec.expression import evaluate
 from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.law import SamplingRows
 from fsm_spec.kernels.tree import Tree
+from fsm_spec.piece import Piece
 from fsm_spec.step import Columns, Step, choose
 from fsm_spec.table import END, NO_STOP, CarryPlan, Row, Table
 
@@ -333,10 +334,11 @@ class Runner:
     ) -> NDArray[np.int32]:
         """Read the runs about to be emitted, and give the tokens before the first stop token of each."""
         scope = self._scope_of(event, requests, columns)
-        chosen = [self.table.rows[row] for row in choose(self.table, columns, event, args, np).tolist()]
-        self._runs = [
-            scope.run(row.emit, member) if row.emit else _NOTHING for member, row in enumerate(chosen)
-        ]
+        self._runs = [_NOTHING] * len(requests)
+        for row, members in self._by_row(choose(self.table, columns, event, args, np)):
+            if row.emit:
+                for member, run in zip(members.tolist(), scope.runs(row.emit, members), strict=True):
+                    self._runs[member] = run
         found = [
             request.stop_in(run, NO_STOP) for request, run in zip(scope.requests, self._runs, strict=True)
         ]
@@ -348,16 +350,16 @@ class Runner:
         emits = self.table.events[event].emits
         is_round = event in self._layout_of
         end = self.table.codes[END]
-        states = done.columns["state"].tolist()
         if is_round and self.table.cached(("moves", event), lambda: self._moves(event)):
             self._compact(self._blocks[event], requests, before, done)
-        for member, (number, code, emitted) in enumerate(
-            zip(requests.tolist(), done.transition.tolist(), done.emitted.tolist(), strict=True)
+        alive = np.flatnonzero(done.columns["state"] != end)
+        for row, members in self._by_row(done.transition[alive] // 2, alive):
+            self._move_carries(scope, row, members)
+        states = done.columns["state"].tolist()
+        for member, (number, emitted) in enumerate(
+            zip(requests.tolist(), done.emitted.tolist(), strict=True)
         ):
             request = scope.requests[member]
-            row = self.table.rows[code // 2]
-            if states[member] != end:
-                self._move_carries(scope, row, member)
             if emits and emitted:
                 request.append(self._runs[member][:emitted])
             if is_round:
@@ -416,27 +418,43 @@ class Runner:
         else:
             self.allocator.release(request)
 
-    def _move_carries(self, scope: Scope, row: Row, member: int) -> None:
+    def _by_row(
+        self, rows: NDArray[np.int32], members: NDArray[np.int64] | None = None
+    ) -> list[tuple[Row, NDArray[np.int64]]]:
+        """Group members of an event by the row of the table that each takes."""
+        members = np.arange(len(rows)) if members is None else members
+        if len(rows) and (rows == rows[0]).all():
+            return [(self.table.rows[int(rows[0])], members)]
+        return [(self.table.rows[row], members[rows == row]) for row in np.unique(rows).tolist()]
+
+    def _move_carries(self, scope: Scope, row: Row, members: NDArray[np.int64]) -> None:
         """Write the carries that a row sets; all values are read before any is written."""
-        if not row.carries:
-            return
-        line = int(scope.lines[member])
         tokens = self.carries.tokens
-        values = [
-            scope.new_tokens(pieces, member, tokens[name].shape[1])
-            if name in tokens
-            else scope.tree(pieces[0].name, member)
-            if name in self.carries.trees
-            else scope.wide(pieces, member)
+        lines = scope.lines[members]
+        gathered = {
+            name: scope.gather(pieces, members, tokens[name].shape[1])
             for name, pieces in row.carries
+            if name in tokens
+        }
+        others = [(name, pieces) for name, pieces in row.carries if name not in tokens]
+        for member, line in zip(members.tolist(), lines.tolist(), strict=True) if others else ():
+            self._move_others(scope, others, member, line)
+        for name, values in gathered.items():
+            tokens[name][lines] = values
+
+    def _move_others(
+        self, scope: Scope, carries: Sequence[tuple[str, Sequence[Piece]]], member: int, line: int
+    ) -> None:
+        """Write one request's laws, hidden states and trees."""
+        values = [
+            scope.tree(pieces[0].name, member) if name in self.carries.trees else scope.wide(pieces, member)
+            for name, pieces in carries
         ]
-        for (name, _), value in zip(row.carries, values, strict=True):
+        for (name, _), value in zip(carries, values, strict=True):
             if isinstance(value, Tree):
                 self.carries.trees[name][line] = value
-            elif isinstance(value, torch.Tensor):
-                self.carries.wide[name][line] = value
             else:
-                tokens[name][line] = value
+                self.carries.wide[name][line] = value
 
     def _scope(self, numbers: NDArray[np.int64], columns: Columns) -> Scope:
         """Gather what pieces may read of requests, by the engine's numbers."""
