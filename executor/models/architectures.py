@@ -98,7 +98,10 @@ GGUF_MODULES = {
     "ffn_gate": GATE,
     "ffn_up": UP,
     "ffn_down": DOWN,
+    "ffn_gate_inp": ROUTER.removesuffix(".weight"),
 }
+# Weights of all experts of a layer, [experts, outputs, inputs].
+GGUF_EXPERTS = {"ffn_gate_exps": GATE, "ffn_up_exps": UP, "ffn_down_exps": DOWN}
 GGUF_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": HEAD}
 # Not weights: the divisors of the rotary frequencies, which config.json says in numbers.
 GGUF_ROTARY = "rope_freqs.weight"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from fsm_spec.errors import UserError
 from fsm_spec.executor.models import fetch, store
-from fsm_spec.executor.models.architectures import GGUF_MODULES, GGUF_TOP
-from fsm_spec.executor.models.config import ModelConfig
+from fsm_spec.executor.models.architectures import GGUF_EXPERTS, GGUF_MODULES, GGUF_TOP, expert
+from fsm_spec.executor.models.config import Experts, ModelConfig
 from fsm_spec.executor.models.gguf_file import GgufFile
 from fsm_spec.executor.models.load import load_model
 from fsm_spec.executor.models.random import random_weights, tiny_config
@@ -74,7 +75,19 @@ def write_gguf(path: Path, config: ModelConfig, weights: Mapping[str, torch.Tens
     stored = {module: key for key, module in GGUF_MODULES.items()} | {
         top: key for key, top in GGUF_TOP.items()
     }
+    if config.experts is not None:
+        writer.add_expert_count(config.experts.count)
+        writer.add_expert_used_count(config.experts.per_token)
+        writer.add_expert_feed_forward_length(config.experts.ffn)
+        for index, (stacked, part) in product(range(config.layers), GGUF_EXPERTS.items()):
+            each = [
+                weights[f"model.layers.{index}.{expert(number, part)}.weight"]
+                for number in range(config.experts.count)
+            ]
+            writer.add_tensor(f"blk.{index}.{stacked}.weight", torch.stack(each).float().numpy())
     for full, weight in weights.items():
+        if ".experts." in full:
+            continue
         array = weight.float().numpy()
         if full in stored:
             writer.add_tensor(stored[full], array)
@@ -141,6 +154,111 @@ def test_gguf_becomes_the_model_it_was_made_of(
     assert loaded.tokenizer.apply_chat([{"role": "user", "content": "hi"}]) == "hi"
     stamp = (loaded.folder / "model.safetensors").stat().st_mtime_ns
     assert stamp == (load_model(tmp_path / "tiny.gguf").folder / "model.safetensors").stat().st_mtime_ns
+
+
+def test_gguf_of_experts(cache: Path, tmp_path: Path) -> None:
+    """The experts of a layer lie in one tensor there, and each has a name of its own here."""
+    experts = Experts(4, 2, 32, normalised=True, layers=frozenset({0, 1}))
+    config = replace(tiny_config(vocab=VOCAB, qk_norm=True), experts=experts)
+    weights = random_weights(config, 1)
+    write_gguf(tmp_path / "tiny.gguf", config, weights, "qwen3moe")
+    done: list[tuple[int, int]] = []
+    loaded = load_model(tmp_path / "tiny.gguf", torch.float32, lambda _what, *share: done.append(share))
+    assert (len(weights), len(weights)) == done[-1]
+    assert experts == loaded.config.experts
+    same_model(loaded.transformer, Transformer(config, weights, torch.float32))
+    for mine, theirs in zip(
+        loaded.transformer.layers, Transformer(config, weights, torch.float32).layers, strict=True
+    ):
+        assert mine.router is not None
+        assert theirs.router is not None
+        assert torch.equal(mine.router, theirs.router)
+    assert loaded.folder.parent == cache / "models"
+
+
+def half(low: int, high: int) -> float:
+    """Read two bytes as float16."""
+    return float(np.array([low, high], np.uint8).view(np.float16)[0])
+
+
+def q4_k(block: list[int]) -> list[float]:
+    """Read a Q4_K block of 256 numbers as llama.cpp lays it out: two factors, 8 six-bit scales and minima, nibbles."""
+    factor, least = half(*block[:2]), half(*block[2:4])
+    packed, nibbles = block[4:16], block[16:]
+    numbers = []
+    for part in range(8):
+        if part < 4:
+            scale, minimum = packed[part] & 63, packed[part + 4] & 63
+        else:
+            scale = packed[part + 4] & 15 | packed[part - 4] >> 6 << 4
+            minimum = packed[part + 4] >> 4 | packed[part] >> 6 << 4
+        for place in range(32):
+            byte = nibbles[part // 2 * 32 + place]
+            nibble = byte >> 4 if part % 2 else byte & 15
+            numbers.append(factor * scale * nibble - least * minimum)
+    return numbers
+
+
+def q6_k(block: list[int]) -> list[float]:
+    """Read a Q6_K block of 256 numbers: low nibbles, high pairs of bits, 16 signed scales, one factor."""
+    low, high, factor = block[:128], block[128:192], half(*block[208:])
+    scales = [byte - 256 if byte > 127 else byte for byte in block[192:208]]
+    numbers = []
+    for place in range(256):
+        part, row, column = place // 128, place % 128 // 32, place % 32
+        byte = low[part * 64 + row % 2 * 32 + column]
+        nibble = byte >> 4 if row > 1 else byte & 15
+        bits = high[part * 32 + column] >> 2 * row & 3
+        numbers.append(factor * scales[place // 16] * ((nibble | bits << 4) - 32))
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "factors", "plain"),
+    [
+        (gguf.GGMLQuantizationType.Q4_K, 144, slice(0, 4), q4_k),
+        (gguf.GGMLQuantizationType.Q6_K, 210, slice(208, 210), q6_k),
+    ],
+)
+def test_k_quants_are_read_number_by_number(
+    tmp_path: Path,
+    kind: gguf.GGMLQuantizationType,
+    size: int,
+    factors: slice,
+    plain: Callable[[list[int]], list[float]],
+) -> None:
+    """The formats of most published files, against a plain reading of their layout."""
+    blocks = np.random.default_rng(0).integers(0, 256, (3, 2, size), np.uint8)
+    # Any bytes are sound blocks, but for the float16 factors, which must be finite.
+    blocks[..., factors] = np.array([0.5, 0.25][: len(range(size)[factors]) // 2], np.float16).view(np.uint8)
+    writer = gguf.GGUFWriter(str(tmp_path / "k.gguf"), "qwen3")
+    writer.add_tensor("blk.0.ffn_up.weight", blocks.reshape(3, -1), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    got = next(_with_heads(tmp_path / "k.gguf").weights())[1]
+    expected = [[number for block in row for number in plain(block)] for row in blocks.tolist()]
+    torch.testing.assert_close(got, torch.tensor(expected))
+
+
+def test_a_type_that_is_not_decoded_is_named(tmp_path: Path) -> None:
+    """Integers are no weights."""
+    writer = gguf.GGUFWriter(str(tmp_path / "i.gguf"), "qwen3")
+    writer.add_tensor("blk.0.ffn_up.weight", np.ones((2, 2), np.int8))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match=r'"blk\.0\.ffn_up\.weight" of type I8 .* another quantisation of it'):
+        next(_with_heads(tmp_path / "i.gguf").weights())
+
+
+def _with_heads(path: Path) -> GgufFile:
+    """Open a file that says nothing of its heads."""
+    file = GgufFile(path)
+    file.metadata["qwen3.attention.head_count"] = 1
+    return file
 
 
 def test_quantised_and_half_tensors_keep_their_values(tmp_path: Path) -> None:
