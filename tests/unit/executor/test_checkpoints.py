@@ -20,12 +20,14 @@ from typer.testing import CliRunner
 
 from fsm_spec.cli import application
 from fsm_spec.errors import UserError
-from fsm_spec.executor.adapter import fused_places
+from fsm_spec.executor.adapter import Adapter, fused_places
 from fsm_spec.executor.models.config import Experts, ModelConfig, read_config
 from fsm_spec.executor.models.fp8 import STORED
 from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer
 from fsm_spec.executor.models.load import load_model
 from fsm_spec.executor.models.random import random_weights, tiny_config
+from fsm_spec.executor.server.command import Serving, build
+from fsm_spec.load import load
 
 TOKENS = [*sorted(ByteLevel.alphabet()), "<|end|>", "<|MASK|>"]
 END, MASK, VOCAB = len(TOKENS) - 2, len(TOKENS) - 1, len(TOKENS)
@@ -224,6 +226,33 @@ def test_what_the_user_names_wins(generate: Generate, checkpoints: Path) -> None
     assert (3, 9) == (value["params"]["n"], value["mask_id"])
     given = checkpoints / "uno" / "adapter"
     assert str(given) == generate("idlm", "isd_gated", "--adapter", str(given))["adapter"]
+
+
+def test_a_server_takes_the_same(checkpoints: Path) -> None:
+    """`serve` reads block, mask token and adapter where `generate` does."""
+    run = Serving(
+        spec="isd_gated",
+        model=str(checkpoints / "uno"),
+        host="127.0.0.1",
+        port=0,
+        adapter=None,
+        mask_id=None,
+        dtype="float32",
+        params={},
+        policy="holdback",
+        pages=200,
+        page_size=4,
+        max_model_len=None,
+        max_running=None,
+        threads=1,
+        unproved=False,
+        log_json=True,
+    )
+    served = build(run, {}, load("isd_gated")).served
+    assert (5, MASK) == (served.table.params["n"], served.session.mask_id)
+    adapter = getattr(served.session.model, "adapter", None)
+    assert isinstance(adapter, Adapter)
+    assert ("adapter", 2) == (adapter.name, adapter.rank)
 
 
 def test_the_adapter_of_a_bundle_is_loaded_for_gated_rows_only(checkpoints: Path) -> None:
