@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from fsm_spec.errors import UserError
 from fsm_spec.executor.models import architectures as names
 from fsm_spec.executor.models.config import ModelConfig, read_json
+from fsm_spec.executor.models.json_numbers import NumberReader
 
 _SETTINGS = "adapter_config.json"
 _KEY = re.compile(
@@ -87,8 +88,9 @@ def refuse_adapter_alone(folder: Path) -> None:
 def load_adapter(folder: Path, config: ModelConfig, dtype: torch.dtype) -> Adapter:
     """Read an adapter folder for a model; raises UserError for missing files, wrong shapes and unknown targets."""
     settings = _settings(folder)
-    rank = settings["r"]
-    alpha = float(settings.get("lora_alpha", rank))
+    numbers = NumberReader(settings, f'"{folder / _SETTINGS}"')
+    rank = numbers.count("r")
+    alpha = numbers.number("lora_alpha", rank)
     scale = alpha / math.sqrt(rank) if settings.get("use_rslora") else alpha / rank
     return build_adapter(_pairs(folder, config), config, scale, dtype, name=folder.name, rank=rank)
 
@@ -101,16 +103,26 @@ def _settings(folder: Path) -> dict[str, Any]:
             f'adapter folder "{folder}" has no adapter_config.json; give a folder that PEFT saved.'
         )
     settings = read_json(path)
-    rank = settings.get("r")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise UserError(f'"{path}": "r" has to be a positive integer, not {rank!r}.')
     if settings.get("peft_type", "LORA") != "LORA":
         raise UserError(
             f'"{path}": peft_type {settings["peft_type"]!r} is not supported; train a LoRA adapter.'
         )
-    for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias"):
+    for key in (
+        "use_dora",
+        "modules_to_save",
+        "rank_pattern",
+        "alpha_pattern",
+        "lora_bias",
+        "fan_in_fan_out",
+    ):
         if settings.get(key):
             raise UserError(f'"{path}": "{key}" is not supported; train a plain LoRA adapter without it.')
+    # These take their first values out of the base weights, which are then other ones.
+    if str(settings.get("init_lora_weights")).startswith(("pissa", "olora", "corda", "loftq")):
+        raise UserError(
+            f'"{path}": init_lora_weights {settings["init_lora_weights"]!r} changes the base weights; '
+            "convert the adapter to plain LoRA."
+        )
     return settings
 
 

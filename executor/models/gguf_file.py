@@ -196,10 +196,20 @@ class GgufFile:
         for stored in self._reader.tensors:
             if stored.name == names.GGUF_ROTARY:
                 return {"rope_type": "factors", "factors": self._dequantise(stored).tolist()}
-        kind = self.metadata.get(f"{self.architecture.gguf}.rope.scaling.type", "none")
+        place = f"{self.architecture.gguf}.rope.scaling."
+        kind = self.metadata.get(f"{place}type", "none")
         if kind == "none":
             return None
-        return {"rope_type": kind, "factor": self._real("rope.scaling.factor", 1.0)}
+        scaling = {"rope_type": kind, "factor": self._real("rope.scaling.factor", 1.0)}
+        if kind != "yarn":
+            return scaling
+        # Knobs of llama.cpp that mean something else than config.json's.
+        for key, value in self.metadata.items():
+            if key.startswith(f"{place}yarn_") or (key == f"{place}attn_factor" and value != 1):
+                raise UserError(f'"{self.path}": "{key}" is not supported; use the safetensors folder.')
+        return scaling | {
+            "original_max_position_embeddings": self._number("rope.scaling.original_context_length")
+        }
 
     def _number(self, key: str, default: int | None = None) -> int:
         """Read a positive integer of the architecture's own keys."""

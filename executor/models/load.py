@@ -108,12 +108,23 @@ class SafetensorsFolder(Mapping[str, torch.Tensor]):
             ) from None
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        tensor = self._read(name)
         return self.stored(name).dequantise() if tensor.dtype == STORED else tensor
 
     def stored(self, name: str) -> Fp8Weight:
         """Read a weight of 8-bit floats and its scales; raises UserError where they do not fit each other."""
-        return read_scaled(name, self._files[name].get_tensor(name), self, self._block)
+        return read_scaled(name, self._read(name), self, self._block)
+
+    def _read(self, name: str) -> torch.Tensor:
+        """Read a tensor as it is stored; raises KeyError where there is none."""
+        file = self._files[name]
+        try:
+            tensor: torch.Tensor = file.get_tensor(name)
+        except SafetensorError as error:
+            raise UserError(
+                f'weight "{name}" cannot be read ({error}); use the model in another number format.'
+            ) from None
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)

@@ -176,6 +176,24 @@ def test_gguf_of_experts(cache: Path, tmp_path: Path) -> None:
     assert loaded.folder.parent == cache / "models"
 
 
+def test_gguf_yarn_needs_its_original_context(folder: Path, tmp_path: Path) -> None:
+    """Without it the frequencies would be those of another model; knobs of llama.cpp alone are refused."""
+    assert folder.is_dir()
+    file = GgufFile(tmp_path / "tiny.gguf")
+    file.metadata |= {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    with pytest.raises(UserError, match=r'"rope\.scaling\.original_context_length" has to be a positive'):
+        file.published_config()
+    file.metadata |= {
+        "llama.rope.scaling.original_context_length": 512,
+        "llama.rope.scaling.attn_factor": 1.0,
+    }
+    expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert expected == file.published_config()["rope_scaling"]
+    file.metadata["llama.rope.scaling.yarn_log_multiplier"] = 0.1
+    with pytest.raises(UserError, match="yarn_log_multiplier"):
+        file.published_config()
+
+
 def half(low: int, high: int) -> float:
     """Read two bytes as float16."""
     return float(np.array([low, high], np.uint8).view(np.float16)[0])
