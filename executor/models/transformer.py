@@ -96,7 +96,7 @@ class LayerStack:
             scale *= config.rope_scaling.attention_factor
             if config.rope_scaling.query_beta:
                 scale = scale.repeat(len(positions), 1, 1)
-                scale[:, : config.heads] *= query_gain(positions, config.rope_scaling)[:, None, None]
+                scale[:, : config.heads] *= query_gain(positions, config.rope_scaling).view(-1, 1, 1)
         return (
             (torch.cat((cos, cos), 1)[:, None] * scale).to(self.wide),
             (torch.cat((-sin, sin), 1)[:, None] * scale).to(self.wide),

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsm_spec.executor.models.config import Experts
-from fsm_spec.executor.models.experts import mix_experts
+from fsm_spec.executor.models.experts import mix_experts, run_by_expert, run_by_row
 
 HIDDEN, FFN, COUNT = 12, 10, 6
 
@@ -63,6 +64,29 @@ def test_bfloat16_rows_are_weighed_and_added_in_float32() -> None:
         rows.bfloat16().double(), small[0].double(), small[1].double(), small[2].double(), experts
     )
     torch.testing.assert_close(got.double(), wide, rtol=0.05, atol=0.5)
+
+
+def test_both_orders_of_work_give_the_same() -> None:
+    """What a device runs, without counts on the host, is what a CPU runs."""
+    _, gate_up, down = weights()
+    generator = torch.Generator().manual_seed(6)
+    rows = torch.randn(7, HIDDEN, generator=generator, dtype=torch.float64)
+    shares, chosen = torch.rand(7, COUNT, generator=generator, dtype=torch.float64).topk(3)
+    torch.testing.assert_close(
+        run_by_row(rows, gate_up, down, shares, chosen), run_by_expert(rows, gate_up, down, shares, chosen)
+    )
+
+
+def test_a_device_waits_for_no_count() -> None:
+    """On a device the layer is traced without data, which anything that reads a value would break."""
+    experts = Experts(COUNT, 2, FFN, normalised=True, layers=frozenset({0}))
+    with FakeTensorMode():
+        shapes = ((5, HIDDEN), (COUNT, HIDDEN), (COUNT, 2 * FFN, HIDDEN), (COUNT, HIDDEN, FFN))
+        rows, router, gate_up, down = (
+            torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes
+        )
+        out = mix_experts(rows, router, gate_up, down, experts)
+    assert ((5, HIDDEN), torch.float32, "cuda") == (out.shape, out.dtype, out.device.type)
 
 
 def test_no_rows_are_no_work() -> None:
