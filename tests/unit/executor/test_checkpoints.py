@@ -351,13 +351,17 @@ def test_weights_that_do_not_fit_end_with_a_sentence(
             '["K2HorizonForCausalLM"] is unknown; known are LlamaForCausalLM, MistralForCausalLM, Qwen2',
         ),
         ({"quantization_config": {"quant_method": "awq"}}, 'quantisation "awq" is not supported; known are'),
+        (
+            {"use_sliding_window": True, "sliding_window": 1},
+            "the prompt has 1 tokens and the model's context 1",
+        ),
         ({"block_size": "4"}, '"block_size" has to be a positive integer, not "4"'),
     ],
 )
 def test_configurations_that_are_not_read_end_with_a_sentence(
     checkpoints: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    """Unknown architectures and quantisations say which are known."""
+    """Unknown architectures and quantisations say which are known; a prompt beyond the window is not cut."""
     assert message in refused(copied(checkpoints / "sdar", tmp_path / "broken", **changes))
 
 
