@@ -44,7 +44,9 @@ def generate(
     ] = DEFAULT_MODEL,
     adapter: Annotated[
         Path | None,
-        typer.Option(help="Draft adapter in PEFT's layout; without one all rows run base weights."),
+        typer.Option(
+            help="Draft adapter in PEFT's layout; by default the one in the model's folder, else none."
+        ),
     ] = None,
     draft: Annotated[
         list[str] | None,

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.threads import default_threads
+from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import load
 from fsm_spec.policy import Pool, load_policy
 from fsm_spec.tiers import refuse_given, tiers_of
@@ -66,13 +67,16 @@ def execute(run: Run) -> None:
         raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
     policy = load_policy(run.policy)
     refuse_given(policy, run.settings)
-    table = tiers_of(table, policy).largest
     _check_text(run)
+    settings = trained_settings(loaded.spec, run.settings, policy, _block_size(run.model))
+    if settings != run.settings:
+        table = compile_table(loaded.spec, settings, line_of=loaded.line_of)
+    table = tiers_of(table, policy).largest
     with _trace_file(run.trace) as trace_file:
         from fsm_spec.executor.generate import Session, context_limit, pool_for, trace_header
 
         threads = default_threads() if run.threads is None else run.threads
-        model = _load(run, threads)
+        model = _load(run, table, threads)
         prompt = _encode(model, run)
         limit = context_limit(model.config, len(prompt), run.max_tokens)
         pool = (
@@ -123,20 +127,25 @@ def _check_text(run: Run) -> None:
         raise UserError(f"seed {run.seed} does not fit in 64 bits; choose a smaller one")
 
 
-def _load(run: Run, threads: int) -> LoadedModel:
+def _block_size(model: str) -> int | None:
+    """Read the block that a model was trained on; GGUF files name none."""
+    from fsm_spec.executor.models.config import read_config
+    from fsm_spec.executor.models.store import resolve
+
+    folder = resolve(model)
+    return read_config(folder).block_size if (folder / "config.json").is_file() else None
+
+
+def _load(run: Run, table: Table, threads: int) -> LoadedModel:
     """Load model and adapter, with a progress bar where a file is converted first."""
     import torch
 
-    from fsm_spec.executor.adapter import load_adapter
     from fsm_spec.executor.models.load import load_model
 
     torch.set_num_threads(threads)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
     with progress_bar() as progress:
-        model = load_model(run.model, dtype, progress)
-    if run.adapter is not None:
-        model.transformer.adapter = load_adapter(run.adapter, model.config, dtype)
-    return model
+        return load_model(run.model, dtype, progress, adapter=run.adapter, gated=table.gated)
 
 
 def _drafters(run: Run, table: Table, model: LoadedModel) -> dict[str, Drafter]:
@@ -254,6 +263,7 @@ def _report(
             "model": model.name,
             "dtype": run.dtype,
             "mask_id": session.mask_id,
+            "adapter": model.adapter and str(model.adapter),
             "run": {**measured, "tokens_per_s": speed},
         }
         print(json.dumps(value))

@@ -335,13 +335,16 @@ def pool_for(
 def default_mask_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int:
     """Choose the id that stands on mask rows.
 
-    The model's own mask token; without one, the first special token that neither starts nor ends a text: text never
-    holds it, so that keeping it out of the drafts costs no acceptance. Without any, id 0.
+    The mask token that the model's configuration or its tokenizer names; without one, the first special token that
+    neither starts nor ends a text: text never holds it, so that keeping it out of the drafts costs no acceptance.
+    Without any, id 0.
     """
     if config.mask_token_id is not None:
         return config.mask_token_id
     if tokenizer is None:
         return 0
+    if tokenizer.mask_token_id is not None:
+        return tokenizer.mask_token_id
     taken = {config.bos_token_id, *config.eos_token_ids}
     size = min(tokenizer.vocab, config.vocab)
     for token in chain(range(min(_FIRST_IDS, size)), range(max(size - _LAST_IDS, 0), size)):

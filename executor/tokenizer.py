@@ -103,6 +103,11 @@ class Tokenizer:
         """Find the id of a token by its text in the vocabulary."""
         return self._tokenizer.token_to_id(text)
 
+    @property
+    def mask_token_id(self) -> int | None:
+        """Find the id of the mask token that the model's files name."""
+        return self.token_id(self._special("mask_token"))
+
     def to_json(self) -> str:
         """Give the whole tokenizer as its file holds it."""
         return str(self._tokenizer.to_str())

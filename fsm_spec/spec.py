@@ -132,6 +132,10 @@ class Param(Node):
     default: Small = Field(description="value when none is given")
     check: Small = Field(description="small value that the checker uses")
     tiered: Flag = Field(default=False, description="a tier policy may change it between rounds")
+    trained: Literal["block", "block + 1"] | None = Field(
+        default=None,
+        description="what it is for a model whose configuration names the block_size it was trained on",
+    )
     about: str = Field(default="", description="what it means")
 
 

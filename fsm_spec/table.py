@@ -209,6 +209,11 @@ class Table:
         return found
 
     @cached_property
+    def gated(self) -> bool:
+        """Tell whether any row runs under the draft adapter."""
+        return any(segment.adapter for plan in self.forwards.values() for segment in plan.segments)
+
+    @cached_property
     def prefill_block(self) -> int:
         """Give the tokens that prefill must run together: a block where kept rows see their whole block, else 1."""
         whole = any(

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fsm_spec.errors import UserError
 from fsm_spec.executor.models.architectures import BY_MODEL_TYPE, BY_NAME, Architecture
+from fsm_spec.executor.models.json_numbers import NumberReader
+from fsm_spec.executor.models.rope import RopeScaling, read_rope
 
 
 @dataclass(frozen=True)
-class RopeScaling:
-    """Say how rotary frequencies are stretched for longer contexts."""
+class Experts:
+    """Say how a feed-forward layer mixes experts."""
 
-    kind: str
-    """`linear`, `llama3` (by wavelength) or `factors` (one divisor a frequency)"""
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    original_context: int = 0
-    factors: tuple[float, ...] = ()
+    count: int
+    per_token: int
+    ffn: int
+    """inner width of one expert"""
+    normalised: bool
+    """the weights of the chosen experts sum to 1"""
+    layers: frozenset[int]
+    """the layers that mix experts; the others are dense"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,10 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     tied: bool = False
+    experts: Experts | None = None
     mask_token_id: int | None = None
+    block_size: int | None = None
+    """tokens a block of the diffusion objective that the model was trained on"""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = field(default=())
 
@@ -64,6 +71,12 @@ def read_config(folder: Path) -> ModelConfig:
     return parse_config(published, generation, str(path))
 
 
+def read_names(folder: Path) -> Callable[[str], str]:
+    """Give what maps the names of `architectures.py` to those in the files of a model folder."""
+    path = folder / "config.json"
+    return find_architecture(read_json(path), str(path)).called
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raises UserError where the file holds anything else."""
     try:
@@ -77,8 +90,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def parse_config(published: dict[str, Any], generation: dict[str, Any], where: str) -> ModelConfig:
     """Translate the keys of a published config.json; `where` names it in errors."""
-    reader = _Reader(published, where)
-    architecture = _architecture(published, where)
+    reader = NumberReader(published, where)
+    architecture = find_architecture(published, where)
     if published.get("hidden_act", "silu") != "silu" or published.get("mlp_bias"):
         raise UserError(
             f"{where}: only SwiGLU feed-forward layers without bias are supported; use another model."
@@ -93,14 +106,17 @@ def parse_config(published: dict[str, Any], generation: dict[str, Any], where: s
     head_dim = reader.count("head_dim", hidden // heads)
     if head_dim % 2:
         raise UserError(f"{where}: head_dim has to be even for a rotary embedding, not {head_dim}.")
-    rope_theta, scaling = _rope(reader)
+    rope_theta, scaling = read_rope(reader)
+    layers = reader.count("num_hidden_layers")
+    experts = _experts(reader, layers) if architecture.experts else None
     return ModelConfig(
         hidden=hidden,
-        layers=reader.count("num_hidden_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=reader.count("intermediate_size"),
+        # Models whose layers are all mixtures may leave the width of dense layers out.
+        ffn=reader.count("intermediate_size", None if experts is None else experts.ffn),
         vocab=reader.count("vocab_size"),
         context=_context(reader),
         rope_theta=rope_theta,
@@ -110,50 +126,16 @@ def parse_config(published: dict[str, Any], generation: dict[str, Any], where: s
         qkv_bias=architecture.qkv_bias or bias,
         output_bias=bias,
         tied=bool(published.get("tie_word_embeddings", False)),
+        experts=experts,
+        block_size=None if published.get("block_size") is None else reader.count("block_size"),
         mask_token_id=_token(published.get("mask_token_id")),
         bos_token_id=_token(published.get("bos_token_id")),
         eos_token_ids=_tokens(generation.get("eos_token_id", published.get("eos_token_id"))),
     )
 
 
-class _Reader:
-    """Read numbers of a JSON object with errors that name file and key."""
-
-    def __init__(self, values: dict[str, Any], where: str) -> None:
-        self.values = values
-        self.where = where
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """Read a positive integer; null means the default."""
-        value = self.values.get(key)
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f'{self.where}: "{key}" has to be a positive integer, not {json.dumps(value)}.')
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        """Read a positive number; null means the default."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise UserError(f'{self.where}: "{key}" has to be a positive number, not {json.dumps(value)}.')
-        return float(value)
-
-    def numbers(self, key: str) -> tuple[float, ...]:
-        """Read a list of positive numbers."""
-        value = self.values.get(key)
-        items = value if isinstance(value, list) else []
-        if not items or not all(isinstance(item, int | float) and item > 0 for item in items):
-            raise UserError(
-                f'{self.where}: "{key}" has to be a list of positive numbers, not {json.dumps(value)}.'
-            )
-        return tuple(float(item) for item in items)
-
-
-def _architecture(published: dict[str, Any], where: str) -> Architecture:
-    """Look up the architecture by class name, else by model type."""
+def find_architecture(published: dict[str, Any], where: str) -> Architecture:
+    """Look up the architecture by class name, else by model type; raises UserError for one that is not known."""
     names = published.get("architectures") or []
     model_type = published.get("model_type")
     for name in names if isinstance(names, list) else []:
@@ -165,45 +147,37 @@ def _architecture(published: dict[str, Any], where: str) -> Architecture:
     raise UserError(f"{where}: architecture {json.dumps(names or model_type)} is unknown; known are {known}.")
 
 
-def _context(reader: _Reader) -> int:
+def _experts(reader: NumberReader, layers: int) -> Experts:
+    """Read how a mixture of experts is laid out (Qwen3-MoE's keys)."""
+    # transformers 5 writes the second name.
+    written = "num_local_experts" if "num_local_experts" in reader.values else "num_experts"
+    count, per_token = reader.count(written), reader.count("num_experts_per_tok", 8)
+    if per_token > count:
+        raise UserError(
+            f"{reader.where}: a token cannot choose {per_token} of {count} experts; fix num_experts_per_tok."
+        )
+    dense = reader.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(index) is int for index in dense):
+        raise UserError(
+            f'{reader.where}: "mlp_only_layers" has to be a list of layer numbers, not {json.dumps(dense)}.'
+        )
+    step = reader.count("decoder_sparse_step", 1)
+    return Experts(
+        count,
+        per_token,
+        ffn=reader.count("moe_intermediate_size"),
+        normalised=bool(reader.values.get("norm_topk_prob", False)),
+        layers=frozenset(range(step - 1, layers, step)) - frozenset(dense),
+    )
+
+
+def _context(reader: NumberReader) -> int:
     """Read the context length, cut to the window of models with sliding attention, inside which both are equal."""
     context = reader.count("max_position_embeddings")
     window = reader.values.get("sliding_window")
     if isinstance(window, int) and reader.values.get("use_sliding_window", True):
         return min(context, window)
     return context
-
-
-def _rope(reader: _Reader) -> tuple[float, RopeScaling | None]:
-    """Read base and scaling of the rotary embedding, in the old keys or under `rope_parameters`."""
-    nested = reader.values.get("rope_parameters")
-    if isinstance(nested, dict):
-        reader = _Reader({"rope_scaling": nested, **nested}, reader.where)
-    theta = reader.number("rope_theta", 10000.0)
-    if reader.number("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(f"{reader.where}: a partial rotary embedding is not supported; use another model.")
-    scaling = reader.values.get("rope_scaling")
-    if not isinstance(scaling, dict):
-        return theta, None
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    values = _Reader(scaling, reader.where)
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, RopeScaling(kind, factor=values.number("factor", 1.0))
-    if kind == "factors":
-        return theta, RopeScaling(kind, factors=values.numbers("factors"))
-    if kind == "llama3":
-        return theta, RopeScaling(
-            kind,
-            factor=values.number("factor", 1.0),
-            low_freq_factor=values.number("low_freq_factor", 1.0),
-            high_freq_factor=values.number("high_freq_factor", 4.0),
-            original_context=values.count("original_max_position_embeddings"),
-        )
-    raise UserError(
-        f"{reader.where}: rope scaling {json.dumps(kind)} is unknown; known are linear and llama3."
-    )
 
 
 def _token(value: object) -> int | None:

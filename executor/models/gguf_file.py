@@ -84,8 +84,9 @@ class GgufFile:
 
     @property
     def tensor_count(self) -> int:
-        """Count the tensors."""
-        return len(self._reader.tensors)
+        """Count the tensors that `weights` gives, those of each expert apart."""
+        stored = self._reader.tensors
+        return sum(int(tensor.shape[-1]) if _is_of_experts(tensor.name) else 1 for tensor in stored)
 
     def published_config(self) -> dict[str, Any]:
         """Write the metadata as a Hugging Face config.json."""
@@ -104,6 +105,7 @@ class GgufFile:
             "num_key_value_heads": self._number("attention.head_count_kv", heads),
             "head_dim": self._number("attention.key_length", hidden // heads),
             "intermediate_size": self._number("feed_forward_length"),
+            **(self._experts() if self.architecture.experts else {}),
             "vocab_size": shapes["token_embd.weight"][0],
             "max_position_embeddings": self._number("context_length"),
             "rope_theta": self._real("rope.freq_base", 10000.0),
@@ -116,6 +118,15 @@ class GgufFile:
         }
         scaling = self._rope_scaling()
         return config | ({"rope_scaling": scaling} if scaling else {})
+
+    def _experts(self) -> dict[str, Any]:
+        """Write how experts are mixed; in this format every layer does, and the weights of those chosen sum to 1."""
+        return {
+            "num_experts": self._number("expert_count"),
+            "num_experts_per_tok": self._number("expert_used_count"),
+            "moe_intermediate_size": self._number("expert_feed_forward_length"),
+            "norm_topk_prob": True,
+        }
 
     def generation_config(self) -> dict[str, Any]:
         """Write the end tokens as a Hugging Face generation_config.json."""
@@ -136,11 +147,23 @@ class GgufFile:
         for stored in self._reader.tensors:
             if stored.name == names.GGUF_ROTARY:
                 continue
+            if _is_of_experts(stored.name):
+                yield from self._each_expert(stored)
+                continue
             name, module = self._published_name(stored.name)
             tensor = self._dequantise(stored)
             if self.architecture.gguf_interleaved and module in (names.QUERY, names.KEY):
                 tensor = split_pairs(tensor, heads if module == names.QUERY else kv_heads)
             yield name, tensor
+
+    def _each_expert(self, stored: gguf.ReaderTensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield one weight of all experts under their names."""
+        _, layer, kind, _ = stored.name.split(".")
+        for number, tensor in enumerate(self._dequantise(stored)):
+            yield (
+                f"model.layers.{layer}.{names.expert(number, names.GGUF_EXPERTS[kind])}.weight",
+                tensor.clone(),
+            )
 
     def _published_name(self, stored: str) -> tuple[str, str]:
         """Translate the name of a weight; returns it with the module it belongs to."""
@@ -155,12 +178,13 @@ class GgufFile:
         )
 
     def _dequantise(self, stored: gguf.ReaderTensor) -> torch.Tensor:
-        """Turn stored blocks into numbers."""
+        """Turn stored blocks into numbers; the package decodes F32, F16, BF16 and all of llama.cpp's Q, IQ and TQ."""
         try:
             values = gguf.dequantize(stored.data, stored.tensor_type)
         except _BROKEN as error:
             raise UserError(
-                f'"{self.path}": cannot read tensor "{stored.name}" ({error}); fetch it again.'
+                f'"{self.path}": cannot read tensor "{stored.name}" of type {stored.tensor_type.name} ({error}); '
+                "fetch it again, or another quantisation of it."
             ) from None
         shape = [int(size) for size in reversed(stored.shape)]
         tensor = torch.from_numpy(np.array(values, dtype=np.float32)).reshape(shape)
@@ -172,10 +196,20 @@ class GgufFile:
         for stored in self._reader.tensors:
             if stored.name == names.GGUF_ROTARY:
                 return {"rope_type": "factors", "factors": self._dequantise(stored).tolist()}
-        kind = self.metadata.get(f"{self.architecture.gguf}.rope.scaling.type", "none")
+        place = f"{self.architecture.gguf}.rope.scaling."
+        kind = self.metadata.get(f"{place}type", "none")
         if kind == "none":
             return None
-        return {"rope_type": kind, "factor": self._real("rope.scaling.factor", 1.0)}
+        scaling = {"rope_type": kind, "factor": self._real("rope.scaling.factor", 1.0)}
+        if kind != "yarn":
+            return scaling
+        # Knobs of llama.cpp that mean something else than config.json's.
+        for key, value in self.metadata.items():
+            if key.startswith(f"{place}yarn_") or (key == f"{place}attn_factor" and value != 1):
+                raise UserError(f'"{self.path}": "{key}" is not supported; use the safetensors folder.')
+        return scaling | {
+            "original_max_position_embeddings": self._number("rope.scaling.original_context_length")
+        }
 
     def _number(self, key: str, default: int | None = None) -> int:
         """Read a positive integer of the architecture's own keys."""
@@ -190,6 +224,12 @@ class GgufFile:
         """Read a float32 number, without the digits that float32 does not hold (1e-5, not 9.99999974e-06)."""
         value = self.metadata.get(f"{self.architecture.gguf}.{key}", default)
         return float(f"{value:.7g}") if isinstance(value, int | float) else default
+
+
+def _is_of_experts(stored: str) -> bool:
+    """Say whether a tensor of that name holds a weight of all experts of a layer."""
+    parts = stored.split(".")
+    return len(parts) == 4 and parts[0] == "blk" and parts[2] in names.GGUF_EXPERTS
 
 
 def split_pairs(weight: torch.Tensor, heads: int) -> torch.Tensor:

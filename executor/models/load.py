@@ -12,7 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fsm_spec.errors import UserError
-from fsm_spec.executor.models.config import ModelConfig, read_config, read_json
+from fsm_spec.executor.adapter import bundled_adapter, load_adapter, refuse_adapter_alone
+from fsm_spec.executor.models.config import ModelConfig, read_config, read_json, read_names
+from fsm_spec.executor.models.fp8 import STORED, Fp8Weight, read_block, read_scaled
 from fsm_spec.executor.models.store import Progress, converted, resolve, silent
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.tokenizer import Tokenizer
@@ -20,29 +22,41 @@ from fsm_spec.executor.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Hold a model that is ready to run."""
+    """Hold a model that is ready to run; `adapter` is the folder of the adapter it was given."""
 
     name: str
     folder: Path
     config: ModelConfig
     transformer: Transformer
     tokenizer: Tokenizer
+    adapter: Path | None = None
 
 
 def load_model(
-    path_or_name: str | Path, dtype: torch.dtype = torch.bfloat16, progress: Progress = silent
+    path_or_name: str | Path,
+    dtype: torch.dtype = torch.bfloat16,
+    progress: Progress = silent,
+    *,
+    adapter: Path | None = None,
+    gated: bool = False,
 ) -> LoadedModel:
     """Load a Hugging Face folder, a GGUF file (converted to the cache at first), or a cached model by name.
 
-    Raises UserError where a file is missing or broken.
+    `adapter` is a folder; where none is given and rows are `gated`, one that lies with the model is taken.
+    Raises UserError where a file is missing or broken, or the files do not fit each other.
     """
     found = resolve(path_or_name)
     folder = load_gguf(found, progress) if found.is_file() else found
+    refuse_adapter_alone(folder)
     config = read_config(folder)
     tokenizer = Tokenizer.from_folder(folder)
+    if adapter is None and gated:
+        adapter = bundled_adapter(folder)
     with SafetensorsFolder(folder) as weights:
-        transformer = Transformer(config, weights, dtype)
-    return LoadedModel(Path(path_or_name).name, folder, config, transformer, tokenizer)
+        transformer = Transformer(config, weights, dtype, read_names(folder))
+    if adapter is not None:
+        transformer.adapter = load_adapter(adapter, config, dtype)
+    return LoadedModel(Path(path_or_name).name, folder, config, transformer, tokenizer, adapter)
 
 
 def load_gguf(path: Path, progress: Progress = silent) -> Path:
@@ -51,9 +65,14 @@ def load_gguf(path: Path, progress: Progress = silent) -> Path:
 
 
 class SafetensorsFolder(Mapping[str, torch.Tensor]):
-    """Read tensors by name from model.safetensors, or from the shards that an index names, memory-mapped."""
+    """Read tensors by name from model.safetensors, or from the shards that an index names, memory-mapped.
+
+    8-bit floats come out multiplied by their scales; `stored` gives them as they are.
+    """
 
     def __init__(self, folder: Path) -> None:
+        config = folder / "config.json"
+        self._block = read_block(read_json(config), str(config)) if config.is_file() else None
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
         index = folder / "model.safetensors.index.json"
@@ -89,7 +108,22 @@ class SafetensorsFolder(Mapping[str, torch.Tensor]):
             ) from None
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        tensor = self._read(name)
+        return self.stored(name).dequantise() if tensor.dtype == STORED else tensor
+
+    def stored(self, name: str) -> Fp8Weight:
+        """Read a weight of 8-bit floats and its scales; raises UserError where they do not fit each other."""
+        return read_scaled(name, self._read(name), self, self._block)
+
+    def _read(self, name: str) -> torch.Tensor:
+        """Read a tensor as it is stored; raises KeyError where there is none."""
+        file = self._files[name]
+        try:
+            tensor: torch.Tensor = file.get_tensor(name)
+        except SafetensorError as error:
+            raise UserError(
+                f'weight "{name}" cannot be read ({error}); use the model in another number format.'
+            ) from None
         return tensor
 
     def __iter__(self) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import TypedDict, Unpack
 
 import torch
@@ -73,10 +75,8 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
             f"{names.KEY}.weight": matrix(keys, config.hidden),
             f"{names.VALUE}.weight": matrix(keys, config.hidden, 2.0),
             f"{names.OUTPUT}.weight": matrix(config.hidden, query, 2.0),
-            f"{names.GATE}.weight": matrix(config.ffn, config.hidden, 2.0),
-            f"{names.UP}.weight": matrix(config.ffn, config.hidden, 2.0),
-            f"{names.DOWN}.weight": matrix(config.hidden, config.ffn, 2.0),
         }
+        layer |= _feed_forward(config, index, matrix)
         if config.qk_norm:
             layer[names.QUERY_NORM] = 3 * norm(config.head_dim)
             layer[names.KEY_NORM] = norm(config.head_dim)
@@ -87,6 +87,25 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
             layer[f"{names.OUTPUT}.bias"] = matrix(config.hidden, 1, 0.1)[:, 0]
         weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
     return weights
+
+
+def _feed_forward(
+    config: ModelConfig, index: int, matrix: Callable[[int, int, float], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Draw one network, or a router and a network an expert."""
+
+    def network(width: int, called: Callable[[str], str]) -> dict[str, torch.Tensor]:
+        shapes = {names.GATE: (width, config.hidden), names.UP: (width, config.hidden)}
+        shapes[names.DOWN] = (config.hidden, width)
+        return {f"{called(module)}.weight": matrix(*shape, 2.0) for module, shape in shapes.items()}
+
+    experts = config.experts
+    if experts is None or index not in experts.layers:
+        return network(config.ffn, str)
+    drawn = {names.ROUTER: matrix(experts.count, config.hidden, 2.0)}
+    for number in range(experts.count):
+        drawn |= network(experts.ffn, partial(names.expert, number))
+    return drawn
 
 
 def tiny_model(

@@ -20,6 +20,8 @@ from fsm_spec.executor.adapter import Adapter
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.models import architectures as names
 from fsm_spec.executor.models.config import ModelConfig
+from fsm_spec.executor.models.experts import mix_experts
+from fsm_spec.executor.models.rope import query_gain, yarn_frequencies
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.models.weights import Layer, Norm, WeightReader, wide_dtype
 from fsm_spec.kernels.adapter import add_low_rank
@@ -90,6 +92,11 @@ class LayerStack:
         # The query's share of the tables carries the 1 / sqrt(head_dim) of the attention scores.
         scale = torch.ones(config.heads + config.kv_heads, 1, dtype=torch.float64)
         scale[: config.heads] = 1 / math.sqrt(config.head_dim)
+        if config.rope_scaling is not None:
+            scale *= config.rope_scaling.attention_factor
+            if config.rope_scaling.query_beta:
+                scale = scale.repeat(len(positions), 1, 1)
+                scale[:, : config.heads] *= query_gain(positions, config.rope_scaling).view(-1, 1, 1)
         return (
             (torch.cat((cos, cos), 1)[:, None] * scale).to(self.wide),
             (torch.cat((-sin, sin), 1)[:, None] * scale).to(self.wide),
@@ -126,6 +133,9 @@ class LayerStack:
     def _feed_forward(self, stream: Tensor, layer: Layer, shared: _Pass, index: int) -> Tensor:
         """Add the gated feed-forward network (SwiGLU, arXiv:2002.05202) to the residual stream."""
         read = normed(stream, layer.ffn_norm).to(self.dtype)
+        if layer.router is not None and self.config.experts is not None:
+            mixed = mix_experts(read, layer.router, layer.gate_up, layer.down, self.config.experts)
+            return stream.add_(mixed)
         gate, up = self._project(read, layer.gate_up, None, shared, index, "gate_up").chunk(2, 1)
         inner = functional.silu(gate).mul_(up)
         return stream.add_(self._project(inner, layer.down, None, shared, index, "down"))
@@ -238,6 +248,8 @@ def rotary_frequencies(config: ModelConfig) -> Tensor:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
+    if scaling.kind == "yarn":
+        return yarn_frequencies(frequencies, config.rope_theta, scaling)
     if scaling.kind == "factors":
         return frequencies / torch.tensor(scaling.factors, dtype=torch.float64)
     turns = scaling.original_context * frequencies / (2 * math.pi)

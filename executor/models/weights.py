@@ -14,6 +14,8 @@ from fsm_spec.executor.models.config import ModelConfig
 
 Tensor = torch.Tensor
 
+_REAL = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -25,7 +27,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class Layer:
-    """Hold one layer's weights; q, k, v are one matrix, gate and up another."""
+    """Hold one layer's weights; q, k, v are one matrix, gate and up another.
+
+    With a router, gate_up and down have a first dimension that counts experts.
+    """
 
     attention_norm: Norm
     qkv: Tensor
@@ -37,6 +42,7 @@ class Layer:
     ffn_norm: Norm
     gate_up: Tensor
     down: Tensor
+    router: Tensor | None = None
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -69,7 +75,7 @@ class WeightReader:
         query, keys, hidden = config.heads * config.head_dim, config.kv_heads * config.head_dim, config.hidden
         inputs = hidden if inputs is None else inputs
         parts = [(prefix + names.QUERY, query), (prefix + names.KEY, keys), (prefix + names.VALUE, keys)]
-        wide = [(prefix + names.GATE, config.ffn), (prefix + names.UP, config.ffn)]
+        router, gate_up, down = self._feed_forward(config, index)
         return Layer(
             attention_norm=self.norm(prefix + names.ATTENTION_NORM, hidden),
             qkv=torch.cat([self.matrix(f"{name}.weight", size, inputs) for name, size in parts]),
@@ -79,26 +85,57 @@ class WeightReader:
             output=self.matrix(f"{prefix}{names.OUTPUT}.weight", hidden, query),
             output_bias=self.bias(prefix + names.OUTPUT, hidden) if config.output_bias else None,
             ffn_norm=self.norm(prefix + names.FFN_NORM, hidden),
-            gate_up=torch.cat([self.matrix(f"{name}.weight", size, hidden) for name, size in wide]),
-            down=self.matrix(f"{prefix}{names.DOWN}.weight", hidden, config.ffn),
+            gate_up=gate_up,
+            down=down,
+            router=router,
         )
+
+    def _feed_forward(self, config: ModelConfig, index: int) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Read router, gate over up, and down, of one network or of each expert."""
+        prefix, experts = f"model.layers.{index}.", config.experts
+        dense = (names.GATE, names.UP, names.DOWN)
+        if experts is None or index not in experts.layers:
+            return None, *self._network([prefix + name for name in dense], config.hidden, config.ffn)
+        router = self.matrix(prefix + names.ROUTER, experts.count, config.hidden)
+        read = [
+            self._network([prefix + names.expert(number, name) for name in dense], config.hidden, experts.ffn)
+            for number in range(experts.count)
+        ]
+        return router, torch.stack([each[0] for each in read]), torch.stack([each[1] for each in read])
+
+    def _network(self, modules: list[str], hidden: int, ffn: int) -> tuple[Tensor, Tensor]:
+        """Read gate over up [2 * ffn, hidden], and down [hidden, ffn]."""
+        gate, up, down = (f"{module}.weight" for module in modules)
+        wide = torch.cat((self.matrix(gate, ffn, hidden), self.matrix(up, ffn, hidden)))
+        return wide, self.matrix(down, hidden, ffn)
 
     def matrix(self, name: str, *shape: int) -> Tensor:
         """Read a weight in the dtype of matrix products."""
-        return self._read(name, shape).to(self.dtype)
+        return self._read_real(name, shape).to(self.dtype)
 
     def norm(self, name: str, size: int) -> Norm:
         """Read the weight of a norm, which stays wide."""
-        weight = self._read(name, (size,)).double() * math.sqrt(size)
+        weight = self._read_real(name, (size,)).double() * math.sqrt(size)
         return Norm(weight.to(self.wide), torch.tensor(math.sqrt(size * self.rms_eps), dtype=self.wide))
 
     def bias(self, name: str, size: int) -> Tensor:
         """Read a bias in the dtype of matrix products."""
-        return self._read(f"{name}.bias", (size,)).to(self.dtype)
+        return self._read_real(f"{name}.bias", (size,)).to(self.dtype)
 
     def table(self, name: str, size: int) -> Tensor:
         """Read integers, int64 [size]."""
         return self._read(name, (size,)).to(torch.int64)
+
+    def _read_real(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Fetch a tensor of numbers; raises UserError for integers, and for floats that mean nothing without scales."""
+        tensor = self._read(name, shape)
+        if tensor.dtype not in _REAL:
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _REAL))
+            raise UserError(
+                f'weight "{self.called(name)}" is stored as {str(tensor.dtype).removeprefix("torch.")}; known are '
+                f"{known}, and float8_e4m3fn beside scales."
+            )
+        return tensor
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Fetch a tensor; raises UserError where it is missing or of another shape."""
@@ -112,6 +149,7 @@ class WeightReader:
             ) from None
         if tuple(tensor.shape) != shape:
             raise UserError(
-                f'weight "{name}" has shape {list(tensor.shape)}, config.json asks for {list(shape)}.'
+                f'weight "{name}" has shape {list(tensor.shape)}, config.json asks for {list(shape)}; '
+                "the files are not of one model, fetch it again."
             )
         return tensor

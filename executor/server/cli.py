@@ -50,7 +50,7 @@ def serve(
     adapter: Annotated[
         Path | None,
         typer.Option(
-            help="Draft adapter in PEFT's layout; without one all rows run base weights.",
+            help="Draft adapter in PEFT's layout; by default the one in the model's folder, else none.",
             rich_help_panel=_MODEL,
         ),
     ] = None,

@@ -15,6 +15,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.command import progress_bar
 from fsm_spec.executor.threads import default_threads
+from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import Policy, Pool, load_policy, longest_pages
 from fsm_spec.table import Table
@@ -107,7 +108,10 @@ def build(
     if table.contract is None:
         raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
     policy = chosen_policy(run)
-    model = model or _load(run)
+    model = model or _load(run, table)
+    params = trained_settings(loaded.spec, run.params, policy, model.config.block_size)
+    if params != run.params:
+        table = compile_table(loaded.spec, params, line_of=loaded.line_of)
     if drafters is None:
         drafters = load_drafters(table, run.drafters, model)
     longest = min(run.max_model_len or model.config.context, model.config.context)
@@ -131,25 +135,21 @@ def build(
         **settings,
         "names": settings.get("names") or (model.name,),
         "max_model_len": longest,
-        "fingerprint": fingerprint(model.transformer, model.folder, run.adapter, facts),
+        "fingerprint": fingerprint(model.transformer, model.folder, model.adapter, facts),
     }
     served = Served(session, loaded, Settings(**settings), verdict, int(time.time()))
     return Server(served)
 
 
-def _load(run: Serving) -> LoadedModel:
+def _load(run: Serving, table: Table) -> LoadedModel:
     import torch
 
-    from fsm_spec.executor.adapter import load_adapter
     from fsm_spec.executor.models.load import load_model
 
     torch.set_num_threads(default_threads() if run.threads is None else run.threads)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
     with progress_bar() as progress:
-        model = load_model(run.model, dtype, progress)
-    if run.adapter is not None:
-        model.transformer.adapter = load_adapter(run.adapter, model.config, dtype)
-    return model
+        return load_model(run.model, dtype, progress, adapter=run.adapter, gated=table.gated)
 
 
 def _pool(run: Serving, table: Table, config: ModelConfig, longest: int) -> Pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from fsm_spec.errors import UserError
 from fsm_spec.executor.adapter import load_adapter, random_adapter
 from fsm_spec.executor.cache import PagedCache
+from fsm_spec.executor.models.config import Experts
 from fsm_spec.executor.models.random import random_weights, tiny_config
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.models.transformer import Transformer
@@ -95,6 +97,9 @@ def test_adapter_runs_in_the_models_dtype(dtype: torch.dtype) -> None:
         ({"r": 0}, '"r" has to be a positive integer, not 0'),
         ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
         ({"use_dora": True}, '"use_dora" is not supported'),
+        ({"fan_in_fan_out": True}, '"fan_in_fan_out" is not supported'),
+        ({"lora_alpha": "high"}, '"lora_alpha" has to be a positive number, not "high"'),
+        ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4' changes the base weights"),
     ],
 )
 def test_unsupported_settings_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -110,6 +115,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
+        ({}, "holds no weights"),
         ({"base_model.model.lm_head.lora_A.weight": torch.zeros(1, 64)}, 'lm_head.lora_A.weight" is unknown'),
         ({Q.replace(".0.", ".7.") + ".lora_A.weight": torch.zeros(1, 64)}, "beyond the model's 2 layers"),
         ({Q + ".lora_A.weight": torch.zeros(1, 64)}, "only lora_A is there"),
@@ -124,6 +130,18 @@ def test_wrong_weights_are_refused(tmp_path: Path, weights: dict[str, torch.Tens
     write_adapter(tmp_path, weights=weights)
     with pytest.raises(UserError, match=message):
         load_adapter(tmp_path, CONFIG, torch.float32)
+
+
+def test_adapters_of_experts_are_refused(tmp_path: Path) -> None:
+    """Attention of a layer that mixes experts takes an adapter, its networks do not."""
+    write_adapter(tmp_path)
+    mixed = replace(CONFIG, experts=Experts(4, 2, 8, normalised=True, layers=frozenset({1})))
+    with pytest.raises(
+        UserError, match=r"layers\.1\.mlp.* is unknown; known are k_proj, o_proj, q_proj, v_proj"
+    ):
+        load_adapter(tmp_path, mixed, torch.float32)
+    drawn = random_adapter(mixed, torch.float32)
+    assert [4, 2] == [len(layer) for layer in drawn.layers]
 
 
 def test_missing_and_broken_files_get_a_sentence(tmp_path: Path) -> None:

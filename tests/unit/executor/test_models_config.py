@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fsm_spec.errors import UserError
-from fsm_spec.executor.models.config import ModelConfig, RopeScaling, parse_config
+from fsm_spec.executor.models.config import Experts, ModelConfig, parse_config
+from fsm_spec.executor.models.rope import RopeScaling
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -44,6 +45,42 @@ def test_architectures_differ_in_structure(architecture: str, expected: tuple[bo
     """Query-key norms and biases follow the architecture, not a key."""
     config = parse(architectures=[architecture])
     assert expected == (config.qk_norm, config.qkv_bias)
+
+
+MIXED: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "moe_intermediate_size": 24,
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        ({}, {0, 1, 2, 3, 4}),
+        ({"decoder_sparse_step": 2}, {1, 3}),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, {1}),
+        ({"mlp_only_layers": [0, 9]}, {1, 2, 3, 4}),
+    ],
+)
+def test_which_layers_mix_experts(keys: dict[str, Any], layers: set[int]) -> None:
+    """Every step-th layer does, unless it is named as dense."""
+    config = parse(**MIXED, num_experts_per_tok=2, norm_topk_prob=True, num_hidden_layers=5, **keys)
+    assert Experts(4, 2, 24, normalised=True, layers=frozenset(layers)) == config.experts
+
+
+def test_experts_under_the_name_of_transformers_5() -> None:
+    """The same number has two names; the width of dense layers may be missing."""
+    keys = {key: value for key, value in MIXED.items() if key != "num_experts"}
+    config = parse(**keys, num_local_experts=8, intermediate_size=None)
+    assert config.experts is not None
+    assert (8, 8, False, 24) == (
+        config.experts.count,
+        config.experts.per_token,
+        config.experts.normalised,
+        config.ffn,
+    )
+    assert parse(num_experts=4).experts is None
 
 
 def test_model_type_stands_in_for_architectures() -> None:
@@ -107,11 +144,18 @@ def test_rotary_keys(keys: dict[str, Any], expected: tuple[float, RopeScaling | 
             {"architectures": ["GptForCausalLM"]},
             'architecture ["GptForCausalLM"] is unknown; known are Llama',
         ),
-        ({"rope_scaling": {"rope_type": "yarn"}}, 'rope scaling "yarn" is unknown'),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, 'rope scaling "dynamic" is unknown'),
         ({"rope_scaling": {"rope_type": "factors"}}, '"factors" has to be a list of positive numbers'),
         ({"partial_rotary_factor": 0.5}, "partial rotary embedding is not supported"),
         ({"head_dim": 15}, "head_dim has to be even"),
         ({"hidden_act": "gelu"}, "only SwiGLU feed-forward layers"),
+        (MIXED | {"num_experts_per_tok": 5}, "a token cannot choose 5 of 4 experts"),
+        (MIXED | {"num_experts": 0}, '"num_experts" has to be a positive integer, not 0'),
+        (
+            MIXED | {"num_experts_per_tok": 2, "mlp_only_layers": 3},
+            "has to be a list of layer numbers, not 3",
+        ),
+        ({"block_size": 0}, '"block_size" has to be a positive integer, not 0'),
     ],
 )
 def test_faults_name_file_and_key(changes: dict[str, Any], message: str) -> None:

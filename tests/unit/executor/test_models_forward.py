@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 
 from fsm_spec.errors import UserError
 from fsm_spec.executor.cache import PageAllocator, PagedCache
-from fsm_spec.executor.models.config import ModelConfig, RopeScaling
+from fsm_spec.executor.models.config import Experts, ModelConfig
 from fsm_spec.executor.models.random import random_weights, tiny_config, tiny_model
+from fsm_spec.executor.models.rope import RopeScaling
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.models.transformer import EMBEDDED, Transformer, normed, rotary_frequencies
 
+Project = Callable[[str, torch.Tensor], torch.Tensor]
 PROMPT = [5, 9, 2, 40, 11, 7, 3]
 
 
@@ -64,6 +67,28 @@ class Bench:
         return self.model.forward(rows, self.cache)
 
 
+def dense_feed_forward(
+    config: ModelConfig, index: int, lines: torch.Tensor, project: Project
+) -> torch.Tensor:
+    """Run one network over all lines, or for each line the experts that it chooses."""
+
+    def network(place: str, read: torch.Tensor) -> torch.Tensor:
+        gate = torch.nn.functional.silu(project(f"{place}gate_proj", read))
+        return project(f"{place}down_proj", gate * project(f"{place}up_proj", read))
+
+    experts = config.experts
+    if experts is None or index not in experts.layers:
+        return network("mlp.", lines)
+    mixed = torch.zeros_like(lines)
+    for row, line in enumerate(lines):
+        chances = project("mlp.gate", line).softmax(0)
+        best = chances.argsort(descending=True)[: experts.per_token].tolist()
+        mass = sum(float(chances[number]) for number in best) if experts.normalised else 1.0
+        for number in best:
+            mixed[row] += float(chances[number]) / mass * network(f"mlp.experts.{number}.", line)
+    return mixed
+
+
 def dense_logits(config: ModelConfig, weights: dict[str, torch.Tensor], tokens: list[int]) -> torch.Tensor:
     """Run a causal transformer the obvious way, one head at a time, in float64."""
 
@@ -98,12 +123,16 @@ def dense_logits(config: ModelConfig, weights: dict[str, torch.Tensor], tokens: 
                 key = norm(key, layer["self_attn.k_norm.weight"])
             query = torch.stack([turn(line, position) for position, line in enumerate(query)])
             key = torch.stack([turn(line, position) for position, line in enumerate(key)])
-            scores = (query @ key.T / math.sqrt(config.head_dim)).masked_fill(~causal(len(tokens)), -math.inf)
+            scores = query @ key.T / math.sqrt(config.head_dim)
+            if config.rope_scaling is not None:
+                beta, original = config.rope_scaling.query_beta, config.rope_scaling.original_context or 1
+                gain = [1 + beta * math.log(1 + place // original) for place in range(len(tokens))]
+                scores *= config.rope_scaling.attention_factor**2 * torch.tensor(gain)[:, None].double()
+            scores = scores.masked_fill(~causal(len(tokens)), -math.inf)
             parts.append(scores.softmax(-1) @ project("self_attn.v_proj", normed)[:, kv_at])
         stream = stream + project("self_attn.o_proj", torch.cat(parts, 1))
         normed = norm(stream, layer["post_attention_layernorm.weight"])
-        gate = torch.nn.functional.silu(project("mlp.gate_proj", normed))
-        stream = stream + project("mlp.down_proj", gate * project("mlp.up_proj", normed))
+        stream = stream + dense_feed_forward(config, index, normed, project)
     head_weight = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
     return norm(stream, weights["model.norm.weight"]) @ head_weight.T
 
@@ -113,7 +142,13 @@ CONFIGS = {
     "normed": tiny_config(qk_norm=True, tied=True),
     "biased": ModelConfig(64, 2, 4, 1, 16, 96, 64, 512, qkv_bias=True, output_bias=True, rms_eps=1e-6),
     "scaled": ModelConfig(64, 1, 2, 2, 32, 96, 64, 512, rope_scaling=RopeScaling("linear", factor=2.0)),
-}
+    "far": ModelConfig(
+        64, 1, 2, 2, 32, 96, 64, 512,
+        rope_scaling=RopeScaling("yarn", 4.0, original_context=3, attention_factor=1.2, query_beta=0.5),
+    ),
+    "mixed": replace(tiny_config(qk_norm=True), experts=Experts(5, 2, 24, normalised=True, layers=frozenset({1}))),
+    "unnormalised": replace(tiny_config(), experts=Experts(4, 3, 24, normalised=False, layers=frozenset({0, 1}))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from fsm_spec.errors import UserError
 from fsm_spec.executor.models import fetch, store
-from fsm_spec.executor.models.architectures import GGUF_MODULES, GGUF_TOP
-from fsm_spec.executor.models.config import ModelConfig
+from fsm_spec.executor.models.architectures import GGUF_EXPERTS, GGUF_MODULES, GGUF_TOP, expert
+from fsm_spec.executor.models.config import Experts, ModelConfig
 from fsm_spec.executor.models.gguf_file import GgufFile
 from fsm_spec.executor.models.load import load_model
 from fsm_spec.executor.models.random import random_weights, tiny_config
@@ -74,7 +75,19 @@ def write_gguf(path: Path, config: ModelConfig, weights: Mapping[str, torch.Tens
     stored = {module: key for key, module in GGUF_MODULES.items()} | {
         top: key for key, top in GGUF_TOP.items()
     }
+    if config.experts is not None:
+        writer.add_expert_count(config.experts.count)
+        writer.add_expert_used_count(config.experts.per_token)
+        writer.add_expert_feed_forward_length(config.experts.ffn)
+        for index, (stacked, part) in product(range(config.layers), GGUF_EXPERTS.items()):
+            each = [
+                weights[f"model.layers.{index}.{expert(number, part)}.weight"]
+                for number in range(config.experts.count)
+            ]
+            writer.add_tensor(f"blk.{index}.{stacked}.weight", torch.stack(each).float().numpy())
     for full, weight in weights.items():
+        if ".experts." in full:
+            continue
         array = weight.float().numpy()
         if full in stored:
             writer.add_tensor(stored[full], array)
@@ -141,6 +154,44 @@ def test_gguf_becomes_the_model_it_was_made_of(
     assert loaded.tokenizer.apply_chat([{"role": "user", "content": "hi"}]) == "hi"
     stamp = (loaded.folder / "model.safetensors").stat().st_mtime_ns
     assert stamp == (load_model(tmp_path / "tiny.gguf").folder / "model.safetensors").stat().st_mtime_ns
+
+
+def test_gguf_of_experts(cache: Path, tmp_path: Path) -> None:
+    """The experts of a layer lie in one tensor there, and each has a name of its own here."""
+    experts = Experts(4, 2, 32, normalised=True, layers=frozenset({0, 1}))
+    config = replace(tiny_config(vocab=VOCAB, qk_norm=True), experts=experts)
+    weights = random_weights(config, 1)
+    write_gguf(tmp_path / "tiny.gguf", config, weights, "qwen3moe")
+    done: list[tuple[int, int]] = []
+    loaded = load_model(tmp_path / "tiny.gguf", torch.float32, lambda _what, *share: done.append(share))
+    assert (len(weights), len(weights)) == done[-1]
+    assert experts == loaded.config.experts
+    same_model(loaded.transformer, Transformer(config, weights, torch.float32))
+    for mine, theirs in zip(
+        loaded.transformer.layers, Transformer(config, weights, torch.float32).layers, strict=True
+    ):
+        assert mine.router is not None
+        assert theirs.router is not None
+        assert torch.equal(mine.router, theirs.router)
+    assert loaded.folder.parent == cache / "models"
+
+
+def test_gguf_yarn_needs_its_original_context(folder: Path, tmp_path: Path) -> None:
+    """Without it the frequencies would be those of another model; knobs of llama.cpp alone are refused."""
+    assert folder.is_dir()
+    file = GgufFile(tmp_path / "tiny.gguf")
+    file.metadata |= {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    with pytest.raises(UserError, match=r'"rope\.scaling\.original_context_length" has to be a positive'):
+        file.published_config()
+    file.metadata |= {
+        "llama.rope.scaling.original_context_length": 512,
+        "llama.rope.scaling.attn_factor": 1.0,
+    }
+    expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert expected == file.published_config()["rope_scaling"]
+    file.metadata["llama.rope.scaling.yarn_log_multiplier"] = 0.1
+    with pytest.raises(UserError, match="yarn_log_multiplier"):
+        file.published_config()
 
 
 def test_quantised_and_half_tensors_keep_their_values(tmp_path: Path) -> None:
