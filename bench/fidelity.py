@@ -265,7 +265,8 @@ def vllm_run(folder: Path) -> dict[str, Any]:
         ("kernel tables", CostModel(model, hardware, table=tables)),
         ("curves", CostModel(model, hardware)),
     ):
-        found = Simulation(table, policy, pool, cost, Requests(arrival, inputs, outputs)).run()
+        requests = Requests(arrival, inputs, outputs)
+        found = Simulation(table, policy, pool, cost, requests, recalls=cache["enable_prefix_caching"]).run()
         means = {key: getattr(found.summary, key).mean for key in measured}
         result[name] = {
             "means": {key: round(value, 3) for key, value in means.items()},

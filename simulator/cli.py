@@ -10,7 +10,7 @@ import typer
 
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
 from fsm_spec.errors import UserError
-from fsm_spec.simulator import cli_plan
+from fsm_spec.simulator import cli_acceptance, cli_plan
 
 # Options that every run needs, each with a value that works; checked together, so that one sentence names them all.
 EXAMPLES: Final = {"model": "llama-3.1-8b", "hardware": "h100", "arrivals": "closed:8"}
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("simulate")(simulate)
     cli_plan.register(app)
+    cli_acceptance.register(app)
 
 
 def simulate(
@@ -63,17 +64,33 @@ def simulate(
         ),
     ] = None,
     accept: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="Chance that each draft is accepted given all before: 0.8,0.7,0.6 or geometric:0.7; "
-            "or unconditional:0.8,0.56,0.3."
+            "or unconditional:0.8,0.56,0.3; SPEC=RATES where specs differ."
+        ),
+    ] = None,
+    acceptance: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="File of acceptance profiles (`fsm-spec acceptance`); SPEC=FILE where specs differ."
+        ),
+    ] = None,
+    mix: Annotated[
+        str | None,
+        typer.Option(help="NAME=WEIGHT,...: profiles of --acceptance that requests have, and their shares."),
+    ] = None,
+    concentration: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests differ: the rates of each are beta-distributed around the mean with this concentration."
         ),
     ] = None,
     drafter: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="LAYERS:STEPS[:ROWS[:VOCABULARY]]: a draft model of so many layers of the target's shape runs so many"
-            " times before each round."
+            " times before each round; SPEC=... where specs differ."
         ),
     ] = None,
     lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,
@@ -177,6 +194,7 @@ def simulate(
         raise _missing({"model": model, "hardware": hardware, "arrivals": arrivals})
     from fsm_spec.simulator.command import Wanted, execute
     from fsm_spec.simulator.slo import parse_slos
+    from fsm_spec.simulator.sweep import by_spec
 
     base = {
         "params": settings_of(settings),
@@ -194,8 +212,8 @@ def simulate(
         "requests": requests,
         "shared_prefix": shared_prefix,
         "turns": turns,
-        "accept": accept,
-        "drafter": drafter,
+        "mix": mix,
+        "concentration": concentration,
         "lookup": lookup,
         "unmask": unmask,
         "policy": policy,
@@ -211,7 +229,8 @@ def simulate(
         "split": split,
     }
     wanted = Wanted(trace, report_, perfetto, parquet, parse_slos(slo or ()), price, seeds, warm_up)
-    execute(specs, arrivals, base, wanted=wanted, as_json=as_json)
+    named = by_spec({"accept": accept or (), "acceptance": acceptance or (), "drafter": drafter or ()}, specs)
+    execute(specs, arrivals, base, named=named, wanted=wanted, as_json=as_json)
 
 
 def _missing(given: Mapping[str, str | None]) -> UserError:

@@ -57,6 +57,16 @@ def plan(
         list[str] | None,
         typer.Option(help="Acceptance of drafts, as for simulate; SPEC=RATES where specs differ."),
     ] = None,
+    acceptance: Annotated[
+        list[str] | None,
+        typer.Option(help="File of acceptance profiles, as for simulate; SPEC=FILE where specs differ."),
+    ] = None,
+    mix: Annotated[
+        str | None, typer.Option(help="Shares of the profiles of --acceptance, as for simulate.")
+    ] = None,
+    concentration: Annotated[
+        float | None, typer.Option(help="How close requests are in acceptance, as for simulate.")
+    ] = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="A draft model's cost, as for simulate; SPEC=... where specs differ."),
@@ -105,6 +115,7 @@ def plan(
             rate=rate,
             users=users,
             accept=tuple(accept or ()),
+            acceptance=tuple(acceptance or ()),
             drafter=tuple(drafter or ()),
             vary=tuple(vary or ()),
             price=price,
@@ -116,6 +127,8 @@ def plan(
                 "input": input_,
                 "output": output,
                 "requests": requests,
+                "mix": mix,
+                "concentration": concentration,
                 "lookup": lookup,
                 "policy": policy,
                 "dtype": dtype,

@@ -22,7 +22,7 @@ from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
 from fsm_spec.simulator.bill import Bill, bill, without_warm_up
 from fsm_spec.simulator.cluster import Cluster, ClusterResults
-from fsm_spec.simulator.metrics import RequestLog
+from fsm_spec.simulator.metrics import BOUNDS, RequestLog
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.perfetto import write_perfetto
 from fsm_spec.simulator.scenario import Prepared, prepare
@@ -120,14 +120,15 @@ def execute(
     arrivals: str,
     base: Mapping[str, Any],
     *,
+    named: Mapping[str, Mapping[str, str]],
     wanted: Wanted,
     as_json: bool,
 ) -> None:
     """Simulate every spec under every concurrency, and print and write the results; raises UserError.
 
-    `base` holds the fields of `Scenario` that all share.
+    `base` holds the fields of `Scenario` that all share, `named` those that differ, by spec.
     """
-    prepared = [prepare(scenario) for scenario in compare(specs, sweep_arrivals(arrivals), base)]
+    prepared = [prepare(scenario) for scenario in compare(specs, sweep_arrivals(arrivals), base, named)]
     for option, path in (("--trace", wanted.trace), ("--perfetto", wanted.perfetto)):
         if path is not None and len(prepared) > 1:
             raise UserError(
@@ -171,10 +172,13 @@ def show(draw: Callable[[Console], None]) -> None:
 
 
 def over_time(line: Timeline) -> dict[str, list[float]]:
-    """Give the series of a run: means of each level and emitted tokens a second, up to the given ends."""
+    """Give the series of a run: means of each level, emitted tokens a second, and shares of time by what binds."""
     found = {"end_s": [round(edge / 1e9, 6) for edge in line.edges_ns]}
     found |= {name: [round(value, 3) for value in line.mean_levels(name)] for name in line.levels}
-    return found | {f"{name}_s": [round(value, 3) for value in line.rates(name)] for name in line.amounts}
+    if "tokens" in line.amounts:
+        found["tokens_s"] = [round(value, 3) for value in line.rates("tokens")]
+    shares = [name for name in BOUNDS if name in line.amounts]
+    return found | {f"{name}_share": [round(value / 1e9, 4) for value in line.rates(name)] for name in shares}
 
 
 def peak_rss_mb() -> float | None:

@@ -6,7 +6,7 @@ memory, machine and paths belong under the key `run` of a result, which the comm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,12 @@ UNSET = -1  # a time that has not come
 QUANTILES = (50, 90, 95, 99)
 KV_KINDS = ("committed", "provisional", "scratch")
 LEVELS = ("pages", *KV_KINDS, "running", "waiting")  # pages in use, KV slots by kind, requests
-AMOUNTS = ("tokens",)  # emitted tokens
+BOUNDS = (
+    "compute",
+    "memory",
+    "latency",
+)  # what binds a launch: operations, bytes, starts and shortest kernels
+AMOUNTS = ("tokens", *BOUNDS)  # emitted tokens, nanoseconds of launches by what binds them
 
 Integers = NDArray[np.int64]
 
@@ -125,10 +130,23 @@ class KvUse:
     peak_pages: int
     mean_slots: dict[str, float]
     peak_slots: dict[str, int]
+    tiers: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By a tier's size: what its rounds held, as shares of the run's means, and how much of it was empty."""
+
+    @property
+    def unused_share(self) -> float:
+        """Return the share of the reserved slots that hold nothing: ends of pages, and room for drafts to come."""
+        return unused(self.mean_pages * self.page_size, sum(self.mean_slots.values()))
 
     @classmethod
-    def of(cls, timeline: Timeline, pages: int, page_size: int) -> KvUse:
-        """Read a timeline with the levels `pages` (in use) and slots by kind."""
+    def of(
+        cls,
+        timeline: Timeline,
+        pages: int,
+        page_size: int,
+        tiers: Mapping[int, Sequence[int]] | None = None,
+    ) -> KvUse:
+        """Read a timeline with the levels `pages` (in use) and slots by kind; `tiers` are integrals of LEVELS."""
         kinds = [name for name in KV_KINDS if name in timeline.levels]
         return cls(
             pages,
@@ -137,6 +155,10 @@ class KvUse:
             timeline.peak("pages"),
             {kind: timeline.mean(kind) for kind in kinds},
             {kind: timeline.peak(kind) for kind in kinds},
+            {
+                size: _tier(totals, timeline.now_ns, page_size)
+                for size, totals in sorted((tiers or {}).items())
+            },
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -150,7 +172,31 @@ class KvUse:
             "peak_share": round(self.peak_pages / self.pages, 6),
             "mean_slots": {kind: round(value, 6) for kind, value in self.mean_slots.items()},
             "peak_slots": dict(self.peak_slots),
+            "unused_share": round(self.unused_share, 6),
+            "tiers": {str(size): dict(use) for size, use in self.tiers.items()},
         }
+
+
+def unused(reserved: float, used: float) -> float:
+    """Return the share of reserved slots that hold nothing."""
+    return max(0.0, 1 - used / reserved) if reserved > 0 else 0.0
+
+
+def add_tier(tiers: dict[int, list[int]], size: int, totals: Sequence[int], before: Sequence[int]) -> None:
+    """Add to a tier what the levels' integrals grew by; `before` are those at the last change of tier."""
+    known = tiers.setdefault(size, [0] * len(LEVELS))
+    tiers[size] = [have + now - then for have, now, then in zip(known, totals, before, strict=True)]
+
+
+def _tier(totals: Sequence[int], span_ns: int, page_size: int) -> dict[str, float]:
+    """Return what one tier held, as means over the whole run, and the share of its reserved slots that hold nothing."""
+    held = dict(zip(LEVELS, totals, strict=True))
+    used = sum(held[kind] for kind in KV_KINDS)
+    return {
+        "mean_pages": round(held["pages"] / span_ns, 6) if span_ns else 0.0,
+        "mean_running": round(held["running"] / span_ns, 6) if span_ns else 0.0,
+        "unused_share": round(unused(held["pages"] * page_size, used), 6),
+    }
 
 
 @dataclass(frozen=True)

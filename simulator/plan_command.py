@@ -26,6 +26,7 @@ from fsm_spec.simulator.report import duration
 from fsm_spec.simulator.search import RateSearch, front, max_rate, min_gpus, tiers
 from fsm_spec.simulator.slo import parse_slos
 from fsm_spec.simulator.study import PARAM, Study
+from fsm_spec.simulator.sweep import by_spec
 from fsm_spec.simulator.workers import Workers
 
 REQUESTS_OF_A_RATE = 200  # of one seed: enough for a p95, and a search stays within minutes
@@ -47,6 +48,7 @@ class Asked:
     rate: float | None
     users: str
     accept: tuple[str, ...]
+    acceptance: tuple[str, ...]
     drafter: tuple[str, ...]
     vary: tuple[str, ...]
     price: float | None
@@ -245,25 +247,12 @@ def _study(asked: Asked, over: dict[str, Sequence[Any]], workers: Workers) -> St
             "tensor_parallel": [_count(word, "--tp") for word in asked.tp.split(",")],
             **over,
         },
-        accept=_by_spec(asked.accept, asked.specs, "--accept"),
-        drafter=_by_spec(asked.drafter, asked.specs, "--drafter"),
+        named=by_spec(
+            {"accept": asked.accept, "acceptance": asked.acceptance, "drafter": asked.drafter}, asked.specs
+        ),
         slos=asked.slos,
         workers=workers,
     )
-
-
-def _by_spec(texts: Sequence[str], specs: Sequence[str], option: str) -> dict[str, str]:
-    """Read `SPEC=VALUE` or a value for all specs."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            found |= dict.fromkeys(specs, text)
-        elif name not in specs:
-            raise UserError(f'{option} "{text}": {name} is not among {", ".join(specs)}; name one of them')
-        else:
-            found[name] = value
-    return found
 
 
 def _count(word: str, option: str) -> int:

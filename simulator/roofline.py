@@ -336,13 +336,17 @@ def _launch_ns(work, constants, curves, parts):
 
 
 @jit(sources=(__file__,))
-def use(parts, usage):
-    """Add a launch to what a run has used: time by part and by the bound that binds it, operations and bytes."""
+def use(parts, usage, bound_ns):
+    """Add a launch to what a run has used: time by part and by the bound that binds it, operations and bytes.
+
+    `bound_ns` int64 [FLOPS] takes the time by bound alone.
+    """
     for index in range(len(parts)):
         part = parts[index]
         bound = MEMORY_NS if part[MEMORY_NS] >= part[COMPUTE_NS] else COMPUTE_NS
         bound = FLOOR_NS if part[FLOOR_NS] + part[START_NS] > part[bound] else bound
         usage[index, bound] += part[PART_NS]
+        bound_ns[bound] += int(part[PART_NS])
         usage[index, FLOPS] += part[FLOPS]
         usage[index, BYTES] += part[BYTES]
 

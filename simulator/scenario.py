@@ -10,21 +10,19 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from fsm_spec.chances import ACCEPT_FORMS
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_impossible
-from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
 from fsm_spec.simulator.cluster_options import ClusterOptions, parse_cluster
 from fsm_spec.simulator.cost import CostModel, Host
 from fsm_spec.simulator.drafter import Drafter, drafter_of, parse_drafter
 from fsm_spec.simulator.hardware import Hardware, load_hardware
 from fsm_spec.simulator.kernel_table import load_kernel_table
-from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.memory import DEFAULT_PAGE_SIZE, Memory, MemoryOptions, plan_memory
 from fsm_spec.simulator.model import ModelShape, load_model
-from fsm_spec.simulator.outcomes import Laws, most_drafts
+from fsm_spec.simulator.outcome_options import acceptance_of, lookup_of, needs, unmasking_of
+from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.profile import Profile, load_profile
 from fsm_spec.simulator.simulation import Simulation
 from fsm_spec.simulator.workload import (
@@ -74,6 +72,11 @@ class Scenario(BaseModel):
     shared_prefix: str | None = Field(default=None, description="GROUPS:TOKENS that prompts begin with")
     turns: str | None = Field(default=None, description="TURNS:THINK of a session, seconds between turns")
     accept: str | None = Field(default=None, description="acceptance of drafts by position, or geometric")
+    acceptance: str | None = Field(default=None, description="file of acceptance profiles")
+    mix: str | None = Field(default=None, description="NAME=WEIGHT,... of the profiles that are taken")
+    concentration: float | None = Field(
+        default=None, description="requests differ: their rates are beta-distributed with this concentration"
+    )
     drafter: str | None = Field(default=None, description="LAYERS:STEPS[:ROWS[:VOCABULARY]] of a draft model")
     lookup: float | None = Field(default=None, description="chance that a lookup finds drafts")
     unmask: str | None = Field(
@@ -199,9 +202,9 @@ def prepare(scenario: Scenario) -> Prepared:
     model = faults.take(lambda: load_model(scenario.model))
     profile = faults.take(lambda: _profile(scenario))
     requests = faults.take(lambda: _workload(scenario).generate())
-    acceptance = faults.take(lambda: _acceptance(scenario, table)) if table else None
-    lookup = faults.take(lambda: _lookup(scenario, table)) if table else None
-    unmasking = faults.take(lambda: _unmasking(scenario, table)) if table else None
+    acceptance = faults.take(lambda: acceptance_of(scenario, table)) if table else None
+    lookup = faults.take(lambda: lookup_of(scenario, table)) if table else None
+    unmasking = faults.take(lambda: unmasking_of(scenario, table)) if table else None
     rank = faults.take(lambda: _adapter_rank(scenario, table)) if table else None
     cost = memory = hardware = None
     if model and profile and rank is not None:
@@ -240,17 +243,6 @@ def prepare(scenario: Scenario) -> Prepared:
     )
 
 
-def needs(table: Table) -> Mapping[str, bool]:
-    """Tell which of the options accept, lookup, unmask and adapter_rank have an effect on a spec."""
-    gated = any(segment.adapter for plan in table.forwards.values() for segment in plan.segments)
-    return {
-        "accept": most_drafts(table, "accept") > 0,
-        "lookup": most_drafts(table, "lookup") > 0,
-        "unmask": most_drafts(table, "unmask") > 0,
-        "adapter_rank": gated,
-    }
-
-
 def _table(loaded: Loaded, params: Mapping[str, int], policy: Policy) -> Table:
     """Give the table, of the largest size where the policy has tiers."""
     table = compile_table(loaded.spec, params, line_of=loaded.line_of)
@@ -278,59 +270,6 @@ def _workload(scenario: Scenario) -> Workload:
         requests = REQUESTS_A_USER * arrivals.concurrency
     sessions = parse_sessions(scenario.shared_prefix, scenario.turns)
     return Workload(arrivals, prompt, output, requests, scenario.seed, sessions)
-
-
-def _acceptance(scenario: Scenario, table: Table) -> Acceptance | None:
-    drafts = most_drafts(table, "accept")
-    if scenario.accept is None:
-        plural = "" if drafts == 1 else "s"
-        if drafts:
-            raise UserError(
-                f"{table.name} judges {drafts} draft{plural} a round, and a simulator does not know how many are"
-                f" accepted; give --accept with {drafts} rate{plural}, or as {ACCEPT_FORMS}"
-            )
-        return None
-    acceptance = parse_accept(scenario.accept, scenario.seed)
-    if acceptance.geometric and not drafts:
-        raise UserError(f"--accept would have no effect, because {table.name} judges 0 drafts; leave it out")
-    acceptance.check(drafts, table.name)
-    return acceptance
-
-
-def _lookup(scenario: Scenario, table: Table) -> Lookup | None:
-    wanted = needs(table)["lookup"]
-    if scenario.lookup is None and wanted:
-        raise UserError(
-            f"{table.name} drafts by lookup, and how often one finds drafts depends on the text; give --lookup with a"
-            f" chance from 0 to 1"
-        )
-    if scenario.lookup is not None and not wanted:
-        raise UserError(
-            f"--lookup would have no effect, because {table.name} has no operator lookup; leave it out"
-        )
-    return None if scenario.lookup is None else Lookup(scenario.lookup, scenario.seed)
-
-
-def _unmasking(scenario: Scenario, table: Table) -> Unmasking | None:
-    masks = most_drafts(table, "unmask")
-    if scenario.unmask is None:
-        if masks:
-            raise UserError(
-                f"{table.name} fills masks by confidence, and how many a pass fills depends on model and text; give"
-                " --unmask geometric:RATE, the chance that one more mask is filled"
-            )
-        return None
-    if not masks:
-        raise UserError(
-            f"--unmask would have no effect, because {table.name} fills no masks by confidence; leave it out"
-        )
-    unmasking = parse_unmask(scenario.unmask, scenario.seed)
-    if not unmasking.geometric and len(unmasking.rates) != masks:
-        raise UserError(
-            f"--unmask gives {len(unmasking.rates)} rates, but up to {masks} masks are filled beyond the surest one;"
-            f" give {masks} rates or geometric:RATE"
-        )
-    return unmasking
 
 
 def _adapter_rank(scenario: Scenario, table: Table) -> int:

@@ -78,6 +78,7 @@ class Simulation:
     """Simulate `requests` on one replica: `table` under `policy` and `pool`, priced by `cost`.
 
     `checked` asserts conservation at every event; it and a `trace` make the run go step by step, as `stepwise` does.
+    Where it `recalls`, preempted requests find those of their pages that nobody took meanwhile.
     Raises UserError where a law of the outcomes is missing or a request can never run.
     """
 
@@ -93,6 +94,7 @@ class Simulation:
         trace: TraceWriter | None = None,
         checked: bool = False,
         stepwise: bool = False,
+        recalls: bool = False,
         most_kept: int = MOST_EXACT,
     ) -> None:
         self.requests = requests
@@ -101,10 +103,15 @@ class Simulation:
         self.timeline = Timeline(LEVELS, AMOUNTS)
         self.replica: SteppedRun | PackedRun
         if stepwise or checked or trace is not None:
+            if recalls:
+                raise UserError(
+                    "a run step by step forgets what preempted requests computed; leave out --prefix-cache, or --trace"
+                    " and --perfetto"
+                )
             self.replica = SteppedRun(table, policy, pool, cost, requests, laws, trace=trace, checked=checked)
         else:
             keep = len(requests) <= most_kept
-            self.replica = PackedRun(table, policy, pool, cost, requests, laws, keep=keep)
+            self.replica = PackedRun(table, policy, pool, cost, requests, laws, keep=keep, recalls=recalls)
 
     def compile(self) -> None:
         """Compile what the run calls, or load what was compiled before; else `run` does so."""
@@ -139,7 +146,10 @@ class Simulation:
         end_ns = int(environment.now)
         self.timeline.close(end_ns)
         return Results(
-            tally.summary(end_ns, KvUse.of(self.timeline, self.pool.pages, self.pool.page_size)),
+            tally.summary(
+                end_ns,
+                KvUse.of(self.timeline, self.pool.pages, self.pool.page_size, self.replica.tier_totals),
+            ),
             rows[0] if keep else None,
             self.timeline,
             self.replica.iterations,

@@ -18,7 +18,7 @@ from fsm_spec.simulator import roofline
 from fsm_spec.simulator.backend import SimulatedBackend
 from fsm_spec.simulator.conservation import Conservation
 from fsm_spec.simulator.cost import CostModel, Work
-from fsm_spec.simulator.metrics import UNSET, RequestLog, Usage
+from fsm_spec.simulator.metrics import BOUNDS, LEVELS, UNSET, RequestLog, Usage, add_tier
 from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.stuck import MOST_EMPTY_ITERATIONS, stuck
 from fsm_spec.simulator.timeline import Timeline
@@ -55,7 +55,12 @@ class SteppedRun:
         self.cost = cost
         self.log = RequestLog.of(requests)
         tiers = tiers_of(table, policy)
-        self.backend = SimulatedBackend(tiers.largest, self.log, laws, self._launched, tiers.distinct)
+        self._tiers = tiers
+        self.tier_totals: dict[int, list[int]] = {}
+        self._counted = [0] * len(LEVELS)
+        self.backend = SimulatedBackend(
+            tiers.largest, self.log, laws, self._launched, self._count_tier, tiers.distinct
+        )
         self.conservation = Conservation(self.backend, lambda: self.engine) if checked else None
         self.engine = Engine(table, policy, pool, self.conservation or self.backend, trace)
         self.launches = 0
@@ -68,6 +73,7 @@ class SteppedRun:
         self._finished = 0
         self._empty = 0
         self._busy_ns = 0
+        self._bound_ns = np.zeros(len(BOUNDS), np.int64)
         self._used = np.zeros((len(roofline.PARTS), roofline.COLUMNS))
         self._dwell_ns = [0] * len(table.states)
         self._by_state = [0] * len(table.states)
@@ -110,6 +116,7 @@ class SteppedRun:
                 arrival = self._next_arrival()
                 self._record()
                 if arrival is None:
+                    self._count_tier()
                     if report is not None:
                         raise self._stuck()
                     take(self.log)
@@ -136,7 +143,7 @@ class SteppedRun:
         self.launches += 1
         ns = self.cost.device_ns(work)
         if ns:
-            roofline.use(self.cost.priced(work), self._used)
+            roofline.use(self.cost.priced(work), self._used, self._bound_ns)
         self._device_ns.append(ns)
         self._sequences = max(self._sequences, work.requests)
 
@@ -196,9 +203,21 @@ class SteppedRun:
             len(engine.waiting),
         )
         assert self._timeline is not None
-        self._timeline.record(self._now + ahead_ns, levels, (self.backend.tokens,))
+        amounts = (self.backend.tokens, *self._bound_ns.tolist())
+        self._timeline.record(self._now + ahead_ns, levels, amounts)
+        self._bound_ns[:] = 0
         self.backend.tokens = 0
         self._dwell(self._now + ahead_ns)
+
+    def _count_tier(self) -> None:
+        """Add what was held since the last time to the tier that ran up to now."""
+        size = self._tiers.size(self.backend.table)
+        if size is None or self._timeline is None:
+            return
+        self._timeline.close(max(self._now, self._timeline.now_ns))
+        totals = self._timeline.totals()
+        add_tier(self.tier_totals, size, totals, self._counted)
+        self._counted = totals
 
     def _dwell(self, now_ns: int) -> None:
         """Add the time since the last record to the states that requests were in."""

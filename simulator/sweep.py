@@ -13,9 +13,10 @@ from fsm_spec.errors import UserError
 from fsm_spec.findings import nearest
 from fsm_spec.load import load
 from fsm_spec.simulator.chart import short
+from fsm_spec.simulator.outcome_options import needs
 from fsm_spec.simulator.report import Scenario as Reported
 from fsm_spec.simulator.report import duration, shared_settings
-from fsm_spec.simulator.scenario import Scenario, needs
+from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.workload import parse_arrivals
 
 
@@ -32,14 +33,39 @@ def sweep_arrivals(text: str) -> list[str]:
     return result
 
 
-def compare(specs: Sequence[str], arrivals: Sequence[str], base: Mapping[str, Any]) -> list[Scenario]:
+def by_spec(options: Mapping[str, Sequence[str]], specs: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Read `SPEC=VALUE`, or a value for all specs, of each option; raises UserError for other names."""
+    return {option: _by_spec(texts, specs, f"--{option}") for option, texts in options.items()}
+
+
+def _by_spec(texts: Sequence[str], specs: Sequence[str], option: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            found |= {spec: text for spec in specs if spec not in found}
+        elif name not in specs:
+            raise UserError(f'{option} "{text}": {name} is not among {", ".join(specs)}; name one of them')
+        else:
+            found[name] = value
+    return found
+
+
+def compare(
+    specs: Sequence[str],
+    arrivals: Sequence[str],
+    base: Mapping[str, Any],
+    named: Mapping[str, Mapping[str, str]],
+) -> list[Scenario]:
     """Spread options over several specs and arrivals, specs outermost; each option goes to the specs it affects.
 
-    `base` holds the other fields of `Scenario`. An option that has an effect on none of the specs goes to all, and is
+    `base` holds the other fields of `Scenario`, `named` those that differ, by spec. An
+    option that has an effect on none of the specs goes to all, and is
     refused by `prepare`. Raises UserError for a parameter that no spec has.
     """
     if len(specs) == 1:
-        return [Scenario(**{**base, "spec": specs[0], "arrivals": each}) for each in arrivals]
+        own_fields = {option: values[specs[0]] for option, values in named.items() if specs[0] in values}
+        return [Scenario(**{**base, **own_fields, "spec": specs[0], "arrivals": each}) for each in arrivals]
     loaded = {spec: load(spec).spec for spec in specs}
     params: Mapping[str, int] = base.get("params", {})
     for name in params:
@@ -55,6 +81,7 @@ def compare(specs: Sequence[str], arrivals: Sequence[str], base: Mapping[str, An
     result = []
     for spec in specs:
         fields = {**base, "spec": spec, "params": own[spec]}
+        fields |= {option: values[spec] for option, values in named.items() if spec in values}
         for option, here in wanted[spec].items():
             if not here and any(other[option] for other in wanted.values()):
                 fields[option] = None
