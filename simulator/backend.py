@@ -33,7 +33,7 @@ class SimulatedBackend:
         table: Table,
         log: RequestLog,
         laws: Laws,
-        launched: Callable[[Work, InFlight], None],
+        launched: Callable[[Launch, Work, InFlight], None],
         resized: Callable[[], None],
         tables: Sequence[Table] = (),
     ) -> None:
@@ -62,7 +62,7 @@ class SimulatedBackend:
 
     def launch(self, launch: Launch) -> list[Args]:
         """Count a launch and draw what its operators find."""
-        self.launched(*self.drawn.counter.count(launch))
+        self.launched(launch, *self.drawn.counter.count(launch))
         return [self._results(group) for group in launch.groups]
 
     def stops(

@@ -138,6 +138,13 @@ def simulate(
     adapter_rank: Annotated[
         int | None, typer.Option(help="Rank of the draft adapter; 128 if the spec has one.")
     ] = None,
+    fused_adapter: Annotated[
+        bool,
+        typer.Option(
+            "--fused-adapter",
+            help="Forwards of the adapter have a second copy of the weights, with it fused in.",
+        ),
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write every step to this file, for `fsm-spec replay`.")
     ] = None,
@@ -207,6 +214,7 @@ def simulate(
         "kernels": kernels,
         "profile": profile,
         "adapter_rank": adapter_rank,
+        "fused_adapter": fused_adapter,
         "input": input_,
         "output": output,
         "requests": requests,

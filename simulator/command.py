@@ -22,9 +22,11 @@ from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
 from fsm_spec.simulator.bill import Bill, bill, without_warm_up
 from fsm_spec.simulator.cluster import Cluster, ClusterResults
+from fsm_spec.simulator.memory import GIB
 from fsm_spec.simulator.metrics import BOUNDS, RequestLog
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.perfetto import write_perfetto
+from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.scenario import Prepared, prepare
 from fsm_spec.simulator.search import interval
 from fsm_spec.simulator.simulation import Results
@@ -83,6 +85,7 @@ class Run:
     compile_seconds: float
     bill: Bill
     confidence: dict[str, tuple[float, float, float]]
+    rounds: RoundLog | None = None
 
     def to_dict(self, places: dict[str, str]) -> dict[str, Any]:
         """Give the result as JSON values; all that may vary between two runs of one seed stands under `run`."""
@@ -98,6 +101,7 @@ class Run:
             "launches": results.launches,
             "recomputed_slots": results.recomputed_slots,
             "usage": results.usage.to_dict(),
+            "memory_gib": {name: round(size / GIB, 4) for name, size in prepared.memory.parts.items()},
             "bill": self.bill.to_dict(),
             **({"cluster": results.to_dict()} if isinstance(results, ClusterResults) else {}),
             "confidence": {name: [round(end, 6) for end in ends] for name, ends in self.confidence.items()},
@@ -139,7 +143,7 @@ def execute(
     if wanted.page is not None:
         write_page(wanted.page, scenarios)
     if wanted.perfetto is not None:
-        write_perfetto(wanted.perfetto, runs[0].results, runs[0].prepared.table.name)
+        write_perfetto(wanted.perfetto, runs[0].results, runs[0].prepared.table.name, runs[0].rounds)
     places = wanted.places()
     if as_json:
         values = [run.to_dict(places) for run in runs]
@@ -204,12 +208,13 @@ def _run_all(prepared: Sequence[Prepared], wanted: Wanted) -> list[Run]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         for each in prepared:
             task = bar.add_task(f"{each.table.name} {each.scenario.arrivals}", total=len(each.requests))
-            if not each.cluster.alone:
+            if not each.alone:
                 runs.append(_cluster_run(each, wanted, partial(_advance, bar, task)))
                 continue
             with _writer(each, wanted.trace) as writer, _rows(each, wanted.rows, taken) as take:
                 start = time.perf_counter()
-                simulation = each.simulation(trace=writer)
+                rounds = RoundLog() if wanted.perfetto is not None else None
+                simulation = each.simulation(trace=writer, rounds=rounds)
                 simulation.compile()
                 compiled = time.perf_counter()
                 results = simulation.run(partial(_advance, bar, task), take)
@@ -217,7 +222,7 @@ def _run_all(prepared: Sequence[Prepared], wanted: Wanted) -> list[Run]:
             if wanted.warm_up_s:
                 results = without_warm_up(results, wanted.warm_up_s)
             found = bill(results, each.cost, wanted.slos, wanted.price)
-            runs.append(Run(each, results, *seconds, found, _confidence(each, wanted)))
+            runs.append(Run(each, results, *seconds, found, _confidence(each, wanted), rounds))
     return runs
 
 
@@ -311,4 +316,5 @@ def _reported(run: Run, wanted: Wanted) -> report.Scenario:
         svg(prepared.table),
         tuple(notes),
         run.bill,
+        prepared.memory.parts,
     )

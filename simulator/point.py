@@ -41,7 +41,7 @@ def evaluate(scenario: Scenario, slos: Sequence[Slo] = ()) -> Result:
 def _evaluated(scenario: Scenario, slos: Sequence[Slo]) -> Result:
     prepared = prepare(scenario)
     results: Results = (
-        prepared.simulation().run() if prepared.cluster.alone else Cluster(prepared, prepared.cluster).run()
+        prepared.simulation().run() if prepared.alone else Cluster(prepared, prepared.cluster).run()
     )
     summary, usage, gpus = results.summary, results.usage, scenario.tensor_parallel
     if isinstance(results, ClusterResults):

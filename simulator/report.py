@@ -12,7 +12,8 @@ from rich.table import Table
 
 from fsm_spec.simulator.bill import Bill
 from fsm_spec.simulator.chart import short
-from fsm_spec.simulator.metrics import Latency, Summary
+from fsm_spec.simulator.memory import GIB
+from fsm_spec.simulator.metrics import KvUse, Latency, Summary
 from fsm_spec.simulator.timeline import Timeline
 
 
@@ -27,6 +28,8 @@ class Scenario:
     diagram_svg: str = ""
     notes: tuple[str, ...] = field(default=())
     bill: Bill | None = None
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes of one accelerator by what takes them; empty where nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ ROWS = (
     Row("preemptions", lambda s: float(s.preemptions), short, -1),
     Row("KV pool in use, mean", lambda s: s.kv.mean_pages / s.kv.pages if s.kv else None, percent),
     Row("KV pool in use, peak", lambda s: s.kv.peak_pages / s.kv.pages if s.kv else None, percent),
+    Row("reserved KV slots that hold nothing", lambda s: s.kv.unused_share if s.kv else None, percent, -1),
     Row("goodput, requests/s", lambda b: b.goodput_req_s, _two, 1, of_bill=True),
     Row(
         "between bursts, p50",
@@ -207,3 +211,26 @@ def _print_one(console: Console, scenario: Scenario) -> None:
         for kind, mean in summary.kv.mean_slots.items():
             slots.add_row(kind, short(mean), short(summary.kv.peak_slots[kind]))
         console.print(slots)
+        if summary.kv.tiers:
+            console.print(tier_table(summary.kv))
+    if scenario.memory:
+        console.print(memory_table(scenario.memory))
+
+
+def tier_table(kv: KvUse) -> Table:
+    """Return what each tier held, and how much of it was empty."""
+    table = Table("tier", "KV pages, mean", "requests, mean", "reserved but empty")
+    for size, use in kv.tiers.items():
+        table.add_row(
+            str(size), short(use["mean_pages"]), short(use["mean_running"]), percent(use["unused_share"])
+        )
+    return table
+
+
+def memory_table(memory: dict[str, int]) -> Table:
+    """Return what takes the memory of one accelerator."""
+    table = Table("memory of an accelerator", "GiB")
+    table.columns[1].justify = "right"
+    for name, size in memory.items():
+        table.add_row(name, f"{size / GIB:.2f}")
+    return table

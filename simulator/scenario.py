@@ -24,6 +24,7 @@ from fsm_spec.simulator.model import ModelShape, load_model
 from fsm_spec.simulator.outcome_options import acceptance_of, lookup_of, needs, unmasking_of
 from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.profile import Profile, load_profile
+from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.simulation import Simulation
 from fsm_spec.simulator.workload import (
     Requests,
@@ -39,6 +40,8 @@ from fsm_spec.trace import TraceWriter
 DEFAULT_ADAPTER_RANK = 128  # Uno (arXiv 2609.04010) and I-DLM's LoRA variant (arXiv 2604.11035)
 # Of a closed loop without a number of its own: the start weighs little, and a sweep costs the same at every width.
 REQUESTS_A_USER = 4
+# Admissions under which a running request may lose its pages.
+PREEMPTING = ("holdback", "preempt")
 
 Part = TypeVar("Part")
 
@@ -61,6 +64,9 @@ class Scenario(BaseModel):
     kernels: str | None = Field(default=None, description="common prefix of measured kernel tables")
     profile: str | None = Field(default=None, description="file of numbers that replace the catalogue's")
     adapter_rank: int | None = Field(default=None, description="rank of the gated adapter")
+    fused_adapter: bool = Field(
+        default=False, description="forwards of the adapter have weights of their own, with it fused in"
+    )
     arrivals: str = Field(
         description="when requests arrive: poisson:RATE, closed:CONCURRENCY, trace:FILE, ..."
     )
@@ -112,7 +118,15 @@ class Prepared:
     laws: Laws
     cluster: ClusterOptions
 
-    def simulation(self, *, trace: TraceWriter | None = None, checked: bool = False) -> Simulation:
+    @property
+    def alone(self) -> bool:
+        """Say whether one replica runs it, without a router: a prefix cache matters then only after preemptions."""
+        cached = self.cluster.prefix_cache and self.requests.prefixes is not None
+        return not cached and replace(self.cluster, prefix_cache=False).alone
+
+    def simulation(
+        self, *, trace: TraceWriter | None = None, checked: bool = False, rounds: RoundLog | None = None
+    ) -> Simulation:
         """Give a run of the scenario, not yet started."""
         return Simulation(
             self.table,
@@ -123,6 +137,8 @@ class Prepared:
             self.laws,
             trace=trace,
             checked=checked,
+            recalls=self.cluster.prefix_cache,
+            rounds=rounds,
         )
 
     def laws_of(self, replica: int) -> Laws:
@@ -164,6 +180,7 @@ class Prepared:
             "kernels": Path(scenario.kernels).name if scenario.kernels else "",
             "profile": Path(scenario.profile).name if scenario.profile else "",
             "adapter rank": str(self.cost.adapter_rank) if self.cost.adapter_rank else "",
+            "adapter": "fused into a second copy of the weights" if self.cost.fused_adapter else "",
             **self.cluster.describe(),
             "policy": self.policy.policy,
             "running at most": str(self.policy.max_running),
@@ -211,8 +228,10 @@ def prepare(scenario: Scenario) -> Prepared:
         hardware = profile.hardware
         drafter = faults.take(lambda: _drafter(scenario, table)) if table else None
         cost = faults.take(lambda: _cost(scenario, model, profile, rank, drafter))
-        memory = faults.take(lambda: _memory(scenario, model, hardware, rank, drafter))
-    cluster = faults.take(lambda: _cluster(scenario))
+        if table and policy and requests:
+            rows = _most_rows(table, policy, requests)
+            memory = faults.take(lambda: _memory(scenario, model, hardware, rank, drafter, rows))
+    cluster = faults.take(lambda: _cluster(scenario, policy, requests))
     faults.raise_any()
     assert cluster is not None
     assert loaded and table and model and hardware and cost and memory and policy  # noqa: PT018 - without faults all are there
@@ -274,6 +293,8 @@ def _workload(scenario: Scenario) -> Workload:
 
 def _adapter_rank(scenario: Scenario, table: Table) -> int:
     gated = needs(table)["adapter_rank"]
+    if scenario.fused_adapter:
+        _refuse_fused(table)
     if scenario.adapter_rank is None:
         return DEFAULT_ADAPTER_RANK if gated else 0
     if not gated:
@@ -283,7 +304,34 @@ def _adapter_rank(scenario: Scenario, table: Table) -> int:
     return scenario.adapter_rank
 
 
-def _cluster(scenario: Scenario) -> ClusterOptions:
+def _refuse_fused(table: Table) -> None:
+    """Raise UserError where weights with the adapter fused in would have no use, or a forward needs both."""
+    for name, plan in table.forwards.items():
+        gates = {segment.adapter for segment in plan.segments}
+        if len(gates) > 1:
+            raise UserError(
+                f"--fused-adapter cannot serve {table.name}, whose forward {name} has rows with and without the"
+                f" adapter; leave it out"
+            )
+    if not needs(table)["adapter_rank"]:
+        raise UserError(
+            f"--fused-adapter would have no effect, because {table.name} has no adapter rows; leave it out"
+        )
+
+
+def _cluster(scenario: Scenario, policy: Policy | None, requests: Requests | None) -> ClusterOptions:
+    texts = requests is None or requests.prefixes is not None
+    if scenario.prefix_cache and not texts:
+        way_out = "give --shared-prefix, --turns or a trace with hashes or sessions"
+        if scenario.routing == "prefix":
+            raise UserError(
+                f"--routing prefix would have no effect, as no two requests share text; {way_out}"
+            )
+        if policy is not None and policy.admit not in PREEMPTING:
+            raise UserError(
+                f"--prefix-cache would have no effect, because no two requests have text in common and the policy"
+                f" {policy.policy} preempts none; {way_out}"
+            )
     return parse_cluster(
         scenario.replicas,
         scenario.routing,
@@ -329,14 +377,41 @@ def _cost(
         host=profile.host,
         table=table,
         drafter=drafter,
+        fused_adapter=scenario.fused_adapter,
     )
 
 
+def _most_rows(table: Table, policy: Policy, requests: Requests) -> tuple[int, int]:
+    """Give the rows of a forward at most, and those of them whose logits are needed: as many requests as may run."""
+    running = min(policy.max_running, requests.concurrency or policy.max_running)
+    blocks = [
+        (
+            sum(each.max_count for each in plan.segments),
+            sum(each.max_count for each in plan.segments if each.logits != "none"),
+        )
+        for plan in table.forwards.values()
+        if plan.model is None
+    ]
+    rows, logits = (max(each) for each in zip(*blocks, strict=True))
+    return max(policy.prefill.tokens, running * rows), running * max(logits, 1)
+
+
 def _memory(
-    scenario: Scenario, model: ModelShape, hardware: Hardware, rank: int, drafter: Drafter | None
+    scenario: Scenario,
+    model: ModelShape,
+    hardware: Hardware,
+    rank: int,
+    drafter: Drafter | None,
+    rows: tuple[int, int],
 ) -> Memory:
     options = MemoryOptions(
-        page_size=scenario.page_size, pages=scenario.pages, adapter_rank=rank, drafter=drafter
+        page_size=scenario.page_size,
+        pages=scenario.pages,
+        adapter_rank=rank,
+        drafter=drafter,
+        fused_adapter=scenario.fused_adapter,
+        rows=rows[0],
+        logits_rows=rows[1],
     )
     return plan_memory(
         model,

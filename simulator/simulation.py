@@ -29,6 +29,7 @@ from fsm_spec.simulator.metrics import (
 from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.overload import Overload
 from fsm_spec.simulator.packed_run import PackedRun
+from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.sketch import MOST_EXACT
 from fsm_spec.simulator.stepped_run import SteppedRun
 from fsm_spec.simulator.timeline import Timeline
@@ -77,8 +78,9 @@ class Results:
 class Simulation:
     """Simulate `requests` on one replica: `table` under `policy` and `pool`, priced by `cost`.
 
-    `checked` asserts conservation at every event; it and a `trace` make the run go step by step, as `stepwise` does.
-    Where it `recalls`, preempted requests find those of their pages that nobody took meanwhile.
+    `checked` asserts conservation at every event; it, a `trace` and a log of `rounds` make the run go step by step, as
+    `stepwise` does. Where it `recalls`, preempted requests find those of their pages that nobody took meanwhile.
+
     Raises UserError where a law of the outcomes is missing or a request can never run.
     """
 
@@ -95,6 +97,7 @@ class Simulation:
         checked: bool = False,
         stepwise: bool = False,
         recalls: bool = False,
+        rounds: RoundLog | None = None,
         most_kept: int = MOST_EXACT,
     ) -> None:
         self.requests = requests
@@ -102,13 +105,15 @@ class Simulation:
         self.pool = pool
         self.timeline = Timeline(LEVELS, AMOUNTS)
         self.replica: SteppedRun | PackedRun
-        if stepwise or checked or trace is not None:
+        if stepwise or checked or trace is not None or rounds is not None:
             if recalls:
                 raise UserError(
                     "a run step by step forgets what preempted requests computed; leave out --prefix-cache, or --trace"
                     " and --perfetto"
                 )
-            self.replica = SteppedRun(table, policy, pool, cost, requests, laws, trace=trace, checked=checked)
+            self.replica = SteppedRun(
+                table, policy, pool, cost, requests, laws, trace=trace, checked=checked, rounds=rounds
+            )
         else:
             keep = len(requests) <= most_kept
             self.replica = PackedRun(table, policy, pool, cost, requests, laws, keep=keep, recalls=recalls)

@@ -11,7 +11,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from fsm_spec.engine import Engine, Iteration
+from fsm_spec.engine import Engine, Iteration, Launch
 from fsm_spec.errors import UserError
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.simulator import roofline
@@ -20,6 +20,7 @@ from fsm_spec.simulator.conservation import Conservation
 from fsm_spec.simulator.cost import CostModel, Work
 from fsm_spec.simulator.metrics import BOUNDS, LEVELS, UNSET, RequestLog, Usage, add_tier
 from fsm_spec.simulator.outcomes import Laws
+from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.stuck import MOST_EMPTY_ITERATIONS, stuck
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.work import InFlight
@@ -39,7 +40,7 @@ class SteppedRun:
     Raises UserError where a law of the outcomes is missing or a request can never run.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a scenario, and what watches it
         self,
         table: Table,
         policy: Policy,
@@ -50,6 +51,7 @@ class SteppedRun:
         *,
         trace: TraceWriter | None = None,
         checked: bool = False,
+        rounds: RoundLog | None = None,
     ) -> None:
         self.requests = requests
         self.cost = cost
@@ -64,6 +66,8 @@ class SteppedRun:
         self.conservation = Conservation(self.backend, lambda: self.engine) if checked else None
         self.engine = Engine(table, policy, pool, self.conservation or self.backend, trace)
         self.launches = 0
+        self._rounds = rounds
+        self._emitted: dict[int, int] = {}
         self._timeline: Timeline | None = None
         self._progress: Callable[[int], None] | None = None
         self._now = 0
@@ -125,8 +129,11 @@ class SteppedRun:
                 continue
             self._refuse_circle(report)
             self._note_admitted(report)
+            start_ns = self._now
             yield environment.timeout(self._iteration_ns())
             self._now = int(environment.now)
+            if self._rounds is not None:
+                self._close_round(self._rounds, start_ns)
             self._note_done(report)
 
     def _iteration_ns(self) -> int:
@@ -137,13 +144,22 @@ class SteppedRun:
         self._busy_ns += device
         return int(roofline.step_ns(device, sequences, self.cost.constants))
 
-    def _launched(self, work: Work, flight: InFlight) -> None:
+    def _close_round(self, rounds: RoundLog, start_ns: int) -> None:
+        """Note what each request of an iteration got."""
+        now = {request: int(self.log.emitted[request]) for request in rounds.requests}
+        got = {request: total - self._emitted.get(request, 0) for request, total in now.items()}
+        self._emitted |= now
+        rounds.close(start_ns, self._now, got)
+
+    def _launched(self, launch: Launch, work: Work, flight: InFlight) -> None:
         """Price a launch, and record what is held while it runs."""
         self._record(flight, sum(self._device_ns))
         self.launches += 1
         ns = self.cost.device_ns(work)
         if ns:
             roofline.use(self.cost.priced(work), self._used, self._bound_ns)
+        if self._rounds is not None:
+            self._rounds.launch(launch, self._now + sum(self._device_ns), ns, work.rows)
         self._device_ns.append(ns)
         self._sequences = max(self._sequences, work.requests)
 

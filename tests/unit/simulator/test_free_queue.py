@@ -32,9 +32,9 @@ def test_runs_are_the_queue_page_by_page(moves: list[tuple[str, int, int]]) -> N
     runs = 1
     for move, owner, count in moves:
         if move == "t":
-            count = min(count, len(queue))
-            del queue[:count]
-            runs = take(freed, runs, count)
+            taken = min(count, len(queue))
+            del queue[:taken]
+            runs = take(freed, runs, taken)
         elif move == "r":
             found = queue.count(owner)
             again = min(found, count)
