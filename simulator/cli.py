@@ -9,7 +9,6 @@ from typing import Annotated, Final
 import typer
 
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
-from fsm_spec.errors import UserError
 from fsm_spec.simulator import cli_acceptance, cli_plan
 
 # Options that every run needs, each with a value that works; checked together, so that one sentence names them all.
@@ -197,14 +196,16 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Simulate decode algorithms on a model, a machine and a workload: throughput, latency, KV and preemptions."""
-    if model is None or hardware is None or arrivals is None:
-        raise _missing({"model": model, "hardware": hardware, "arrivals": arrivals})
     from fsm_spec.simulator.command import Wanted, execute
+    from fsm_spec.simulator.faults import Faults
     from fsm_spec.simulator.slo import parse_slos
     from fsm_spec.simulator.sweep import by_spec
 
+    faults = Faults()
+    if model is None or hardware is None or arrivals is None:
+        faults.note(_missing({"model": model, "hardware": hardware, "arrivals": arrivals}))
     base = {
-        "params": settings_of(settings),
+        "params": faults.take(lambda: settings_of(settings)) or {},
         "model": model,
         "hardware": hardware,
         "dtype": dtype,
@@ -236,15 +237,23 @@ def simulate(
         "fail": tuple(fail or ()),
         "split": split,
     }
-    wanted = Wanted(trace, report_, perfetto, parquet, parse_slos(slo or ()), price, seeds, warm_up)
-    named = by_spec({"accept": accept or (), "acceptance": acceptance or (), "drafter": drafter or ()}, specs)
-    execute(specs, arrivals, base, named=named, wanted=wanted, as_json=as_json)
+    slos = faults.take(lambda: parse_slos(slo or ())) or ()
+    wanted = faults.take(lambda: Wanted(trace, report_, perfetto, parquet, slos, price, seeds, warm_up))
+    named = faults.take(
+        lambda: by_spec(
+            {"accept": accept or (), "acceptance": acceptance or (), "drafter": drafter or ()}, specs
+        )
+    )
+    if arrivals is None or model is None or hardware is None or named is None:
+        faults.raise_any()
+    assert arrivals is not None and named is not None  # noqa: PT018 - raised else
+    execute(specs, arrivals, base, named=named, wanted=wanted or Wanted(), as_json=as_json, faults=faults)
 
 
-def _missing(given: Mapping[str, str | None]) -> UserError:
+def _missing(given: Mapping[str, str | None]) -> str:
     """Say which of the options that every run needs are missing, and give an example of them."""
     names = [name for name, value in given.items() if value is None]
     *most, last = (f"--{name}" for name in names)
     listed = f"{', '.join(most)} and {last}" if most else last
     example = " ".join(f"--{name} {EXAMPLES[name]}" for name in names)
-    return UserError(f"simulate needs {listed}; give, for example, {example}")
+    return f"simulate needs {listed}; give, for example, {example}"

@@ -22,8 +22,9 @@ from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
 from fsm_spec.simulator.bill import Bill, bill, without_warm_up
 from fsm_spec.simulator.cluster import Cluster, ClusterResults
+from fsm_spec.simulator.faults import Faults
 from fsm_spec.simulator.memory import GIB
-from fsm_spec.simulator.metrics import BOUNDS, RequestLog
+from fsm_spec.simulator.metrics import RequestLog, bound_shares
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.perfetto import write_perfetto
 from fsm_spec.simulator.rounds import RoundLog
@@ -56,13 +57,13 @@ class Wanted:
     warm_up_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
+        """Refuse what means nothing; raises UserError with a line a fault."""
+        faults = Faults()
         if self.price is not None and not self.price > 0:
-            raise UserError(
-                f"--price-per-gpu-hour {self.price:g} is no price above 0; leave it out or mend it"
-            )
+            faults.note(f"--price-per-gpu-hour {self.price:g} is no price above 0; leave it out or mend it")
         if not self.warm_up_s >= 0:
-            raise UserError(f"--warm-up {self.warm_up_s:g} is negative; give seconds")
+            faults.note(f"--warm-up {self.warm_up_s:g} is negative; give seconds")
+        faults.raise_any()
 
     def places(self) -> dict[str, str]:
         """Return where files are."""
@@ -127,21 +128,26 @@ def execute(
     named: Mapping[str, Mapping[str, str]],
     wanted: Wanted,
     as_json: bool,
+    faults: Faults,
 ) -> None:
     """Simulate every spec under every concurrency, and print and write the results; raises UserError.
 
-    `base` holds the fields of `Scenario` that all share, `named` those that differ, by spec.
+    `base` holds the fields of `Scenario` that all share, `named` those that differ, by spec; `faults` are those that
+    were found before.
     """
-    prepared = [prepare(scenario) for scenario in compare(specs, sweep_arrivals(arrivals), base, named)]
+    loads = faults.take(lambda: sweep_arrivals(arrivals))
+    scenarios = faults.take(lambda: compare(specs, loads or [arrivals], base, named)) or []
+    prepared = [each for each in (faults.take(partial(prepare, scenario)) for scenario in scenarios) if each]
+    faults.raise_any()
     for option, path in (("--trace", wanted.trace), ("--perfetto", wanted.perfetto)):
         if path is not None and len(prepared) > 1:
             raise UserError(
                 f"{option} holds one run, and {len(prepared)} are asked for; give one spec and one concurrency"
             )
     runs = _run_all(prepared, wanted)
-    scenarios = [_reported(run, wanted) for run in runs]
+    reported = [_reported(run, wanted) for run in runs]
     if wanted.page is not None:
-        write_page(wanted.page, scenarios)
+        write_page(wanted.page, reported)
     if wanted.perfetto is not None:
         write_perfetto(wanted.perfetto, runs[0].results, runs[0].prepared.table.name, runs[0].rounds)
     places = wanted.places()
@@ -149,7 +155,7 @@ def execute(
         values = [run.to_dict(places) for run in runs]
         sys.stdout.write(json.dumps(values[0] if len(values) == 1 else values, indent=1) + "\n")
         return
-    show(lambda console: _print(console, scenarios, sweep=len(runs) > len(specs), places=places))
+    show(lambda console: _print(console, reported, sweep=len(runs) > len(specs), places=places))
 
 
 def _print(
@@ -181,8 +187,8 @@ def over_time(line: Timeline) -> dict[str, list[float]]:
     found |= {name: [round(value, 3) for value in line.mean_levels(name)] for name in line.levels}
     if "tokens" in line.amounts:
         found["tokens_s"] = [round(value, 3) for value in line.rates("tokens")]
-    shares = [name for name in BOUNDS if name in line.amounts]
-    return found | {f"{name}_share": [round(value / 1e9, 4) for value in line.rates(name)] for name in shares}
+    shares = bound_shares(line).items()
+    return found | {f"{name}_share": [round(value, 4) for value in values] for name, values in shares}
 
 
 def peak_rss_mb() -> float | None:
@@ -317,4 +323,5 @@ def _reported(run: Run, wanted: Wanted) -> report.Scenario:
         tuple(notes),
         run.bill,
         prepared.memory.parts,
+        {name: ns / 1e9 for name, ns in results.usage.dwell_ns.items() if ns},
     )

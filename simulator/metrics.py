@@ -87,6 +87,16 @@ def new_timeline(points: int = 256) -> Timeline:
     return Timeline(LEVELS, AMOUNTS, points)
 
 
+def bound_shares(line: Timeline) -> dict[str, list[float]]:
+    """Return, by bucket, the shares of the time of launches that ended there by what binds them; 0 where none did."""
+    spent = {name: line.rates(name) for name in BOUNDS if name in line.amounts}
+    totals = [sum(column) for column in zip(*spent.values(), strict=True)]
+    return {
+        name: [value / total if total else 0.0 for value, total in zip(values, totals, strict=True)]
+        for name, values in spent.items()
+    }
+
+
 @dataclass(frozen=True)
 class Latency:
     """Summarise times of many requests, in milliseconds; all 0 and count 0 where there are none."""
@@ -254,6 +264,8 @@ class Summary:
     ttft_ms: Latency
     tpot_ms: Latency
     e2e_ms: Latency
+    per_token_ms: Latency
+    """End-to-end time over emitted tokens, by request: vLLM's normalised latency (SOSP 2023, section 6)."""
     emitted_tokens: int
     acceptance_length: float | None
     """Emitted tokens a decode round (the prefill's own token left out); none without rounds."""
@@ -263,6 +275,14 @@ class Summary:
     accepted: int
     preemptions: int
     kv: KvUse | None
+
+    @property
+    def user_tok_s(self) -> float | None:
+        """Return the tokens a second that the median user sees, over the whole time of a request.
+
+        1 / TPOT leaves out the time to the first token, and all tokens but one that come with it: a block at once.
+        """
+        return 1e3 / self.per_token_ms.p50 if self.per_token_ms.count and self.per_token_ms.p50 else None
 
     def to_dict(self) -> dict[str, object]:
         """Return the results under their names, always in this order."""
@@ -276,6 +296,7 @@ class Summary:
             "ttft_ms": self.ttft_ms.to_dict(),
             "tpot_ms": self.tpot_ms.to_dict(),
             "e2e_ms": self.e2e_ms.to_dict(),
+            "per_token_ms": self.per_token_ms.to_dict(),
             "emitted_tokens": self.emitted_tokens,
             "acceptance_length": None if self.acceptance_length is None else round(self.acceptance_length, 6),
             "tokens_per_forward": None
@@ -315,12 +336,12 @@ class Tally:
         self._requests = self._finished = 0
         self._start_ns: int | None = None
         self._counts = dict.fromkeys(COUNTS, 0)
-        self._ttft, self._tpot, self._e2e = (Sketch(most_exact) for _ in range(3))
+        self._ttft, self._tpot, self._e2e, self._per_token = (Sketch(most_exact) for _ in range(4))
 
     @property
     def exact(self) -> bool:
         """Tell whether percentiles are exact; else they are within `sketch.ACCURACY`."""
-        return all(sketch.exact for sketch in (self._ttft, self._tpot, self._e2e))
+        return all(sketch.exact for sketch in (self._ttft, self._tpot, self._e2e, self._per_token))
 
     def add(self, log: RequestLog) -> None:
         """Add the requests of a log."""
@@ -338,7 +359,10 @@ class Tally:
         window = (log.finish_ns - log.first_token_ns)[several]
         self._ttft.add((log.first_token_ns[begun] - log.arrival_ns[begun]).astype(np.float64))
         self._tpot.add(window / (log.emitted[several] - 1))
-        self._e2e.add((log.finish_ns[done] - log.arrival_ns[done]).astype(np.float64))
+        whole = (log.finish_ns - log.arrival_ns).astype(np.float64)
+        self._e2e.add(whole[done])
+        some = done & (log.emitted > 0)
+        self._per_token.add(whole[some] / log.emitted[some])
 
     def summary(self, end_ns: int, kv: KvUse | None = None) -> Summary:
         """Return the summary of a run that ended at `end_ns`."""
@@ -356,6 +380,7 @@ class Tally:
             ttft_ms=Latency.read(self._ttft),
             tpot_ms=Latency.read(self._tpot),
             e2e_ms=Latency.read(self._e2e),
+            per_token_ms=Latency.read(self._per_token),
             emitted_tokens=counts["emitted"],
             acceptance_length=decoded / rounds if rounds else None,
             tokens_per_forward=decoded / forwards if forwards else None,

@@ -121,7 +121,10 @@ def class_means(rate: float, concentration: float | None, levels: int) -> Floats
     from scipy import special  # noqa: PLC0415 - a tenth of a second, that few runs need
 
     a, b = rate * concentration, (1 - rate) * concentration
-    edges = special.betaincinv(a, b, np.arange(levels + 1) / levels)
-    # Up to a quantile x the mean of a beta(a, b) is its mean times the distribution of beta(a + 1, b) at x.
-    below = special.betainc(a + 1, b, edges)
-    return np.clip(np.diff(below) * levels * rate, 0.0, 1.0)
+    shares = np.arange(levels + 1) / levels
+    low, high = special.betaincinv(a, b, shares), special.betaincinv(b, a, 1 - shares)
+    # Up to a quantile x the mean of a beta(a, b) is its mean times the distribution of beta(a + 1, b) at x. Quantiles
+    # near 1 are known by what is left to 1 only, so that the mean of that is taken there.
+    taken = np.diff(special.betainc(a + 1, b, low)) * levels * rate
+    left = -np.diff(special.betainc(b + 1, a, high)) * levels * (1 - rate)
+    return np.clip(np.where(low[:-1] < 0.5, taken, 1 - left), 0.0, 1.0)

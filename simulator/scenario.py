@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fsm_spec.compile import compile_table
-from fsm_spec.errors import FsmSpecError, UserError
+from fsm_spec.errors import UserError
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_impossible
 from fsm_spec.simulator.cluster_options import ClusterOptions, parse_cluster
 from fsm_spec.simulator.cost import CostModel, Host
 from fsm_spec.simulator.drafter import Drafter, drafter_of, parse_drafter
+from fsm_spec.simulator.faults import Faults
 from fsm_spec.simulator.hardware import Hardware, load_hardware
 from fsm_spec.simulator.kernel_table import load_kernel_table
 from fsm_spec.simulator.memory import DEFAULT_PAGE_SIZE, Memory, MemoryOptions, plan_memory
@@ -42,8 +42,6 @@ DEFAULT_ADAPTER_RANK = 128  # Uno (arXiv 2609.04010) and I-DLM's LoRA variant (a
 REQUESTS_A_USER = 4
 # Admissions under which a running request may lose its pages.
 PREEMPTING = ("holdback", "preempt")
-
-Part = TypeVar("Part")
 
 
 class Scenario(BaseModel):
@@ -190,29 +188,9 @@ class Prepared:
         return {key: value for key, value in settings.items() if value}
 
 
-class _Faults:
-    """Collect the sentences of all faults, so that one run shows them all."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def take(self, make: Callable[[], Part]) -> Part | None:
-        """Give what `make` gives, or None and note its fault."""
-        try:
-            return make()
-        except FsmSpecError as error:
-            self.found += [line for line in str(error).splitlines() if line not in self.found]
-            return None
-
-    def raise_any(self) -> None:
-        """Raise UserError with one line a fault."""
-        if self.found:
-            raise UserError("\n".join(self.found))
-
-
 def prepare(scenario: Scenario) -> Prepared:
     """Check a scenario and give its parts; raises UserError with one sentence a line for all its faults."""
-    faults = _Faults()
+    faults = Faults()
     loaded = faults.take(lambda: load(scenario.spec))
     policy = faults.take(lambda: _policy(scenario))
     table = faults.take(lambda: _table(loaded, scenario.params, policy or ALONE)) if loaded else None

@@ -19,6 +19,18 @@ from fsm_spec.simulator.report import duration, shared_settings
 from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.workload import parse_arrivals
 
+# Letters of the widest numbers of a column, such as `12,345` tok/s or `12.3 ms`; titles are no wider.
+NUMBER_WIDTH = {
+    "users": 5,
+    "TTFT": 7,
+    "TPOT": 7,
+    "accepted": 8,
+    "forward": 7,
+    "KV": 5,
+    "bound": 7,
+    "a million": 9,
+}
+
 
 def sweep_arrivals(text: str) -> list[str]:
     """Split a list of concurrencies into arrivals; other arrivals stay one; raises UserError."""
@@ -39,16 +51,19 @@ def by_spec(options: Mapping[str, Sequence[str]], specs: Sequence[str]) -> dict[
 
 
 def _by_spec(texts: Sequence[str], specs: Sequence[str], option: str) -> dict[str, str]:
+    of_all = [text for text in texts if "=" not in text]
+    if len(of_all) > 1:
+        raise UserError(f"{option} is given {len(of_all)} times for all specs; give one, or SPEC=VALUE")
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals:
-            found |= {spec: text for spec in specs if spec not in found}
-        elif name not in specs:
+        if equals and name not in specs:
             raise UserError(f'{option} "{text}": {name} is not among {", ".join(specs)}; name one of them')
-        else:
+        if name in found:
+            raise UserError(f'{option} "{text}": {name} has a value already; give each spec one')
+        if equals:
             found[name] = value
-    return found
+    return {**dict.fromkeys(specs, of_all[0]), **found} if of_all else found
 
 
 def compare(
@@ -89,6 +104,14 @@ def compare(
     return result
 
 
+def add_column(table: Table, title: str, *, named: bool = False) -> None:
+    """Add a column of numbers, which are never cut, or of names, which go over several lines where space is short."""
+    if named:
+        table.add_column(title, overflow="fold")
+    else:
+        table.add_column(title, justify="right", no_wrap=True, min_width=NUMBER_WIDTH.get(title, 6))
+
+
 def sweep_table(scenarios: Sequence[Reported]) -> Table:
     """Return one line a run of closed loops: throughput of all and of one user, latencies, acceptance, KV."""
     # Nine columns fit a terminal of 80 characters without lines between them.
@@ -100,7 +123,7 @@ def sweep_table(scenarios: Sequence[Reported]) -> Table:
         padding=(0, 1, 0, 0),
     )
     for column in ("spec", "users", "tok/s", "a user", "TTFT", "TPOT", "accepted", "forward", "KV"):
-        table.add_column(column, justify="left" if column == "spec" else "right", no_wrap=True)
+        add_column(table, column, named=column == "spec")
     before = ""
     for scenario in scenarios:
         if before and scenario.name != before:
@@ -108,8 +131,8 @@ def sweep_table(scenarios: Sequence[Reported]) -> Table:
         table.add_row("" if scenario.name == before else scenario.name, *_cells(scenario))
         before = scenario.name
     table.caption = (
-        "a user: tok/s of one request; TTFT, TPOT: medians; accepted: tokens a round (acceptance length);"
-        " forward: tokens per forward; KV: peak of the pool"
+        "a user: tok/s of one request, first token included; TTFT, TPOT: medians; accepted: tokens a round"
+        " (acceptance length); forward: tokens per forward; KV: peak of the pool"
     )
     return table
 
@@ -131,7 +154,7 @@ def _cells(scenario: Reported) -> tuple[str, ...]:
     return (
         scenario.settings["arrivals"].removeprefix("closed:"),
         short(summary.throughput_tok_s),
-        short(1000 / tpot) if tpot else "-",
+        "-" if summary.user_tok_s is None else short(summary.user_tok_s),
         duration(summary.ttft_ms.p50) if summary.ttft_ms.count else "-",
         duration(tpot) if summary.tpot_ms.count else "-",
         "-" if summary.acceptance_length is None else f"{summary.acceptance_length:.2f}",

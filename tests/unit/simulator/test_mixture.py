@@ -43,8 +43,8 @@ def run(*arguments: str) -> Result:
 def test_classes_keep_the_mean(rate: float, concentration: float) -> None:
     """The mean of all classes is the rate, they rise, and their variance is the beta's, less what lies within one."""
     means = class_means(rate, concentration, LEVELS)
-    assert rate == pytest.approx(means.mean(), rel=1e-4)
-    assert (np.diff(means) >= -1e-6).all()
+    assert rate == pytest.approx(means.mean(), rel=1e-6)
+    assert (np.diff(means) >= -1e-9).all()
     variance = rate * (1 - rate) / (concentration + 1)
     assert 0.8 * variance < means.var() <= variance * (1 + 1e-4)
 

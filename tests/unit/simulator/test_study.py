@@ -148,7 +148,7 @@ def test_plan_picks_tiers_and_a_front(tmp_path: Path) -> None:
     [
         (("ar", "--goal", "max-rate"), "needs limits"),
         (("ar", "--goal", "min-gpus", "--slo", "ttft_p95=1s"), "needs the load"),
-        (("ar", "--goal", "pareto", "--rate", "5"), "--rate is the load of"),
+        (("ar", "--goal", "pareto", "--rate", "5"), "--rate would have no effect"),
         (("ar", "--goal", "tiers"), "needs one --vary"),
         (("ar", "--goal", "pareto", "--users", "x"), '--users: "x" is no whole number'),
         (("ar", "--goal", "pareto", "--accept", "isd=0.5"), "isd is not among ar"),
