@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any
 
 import pytest
 import typer
+from kernel_tables import write as write_kernels
 from typer.testing import CliRunner, Result
 
 from fsm_spec.cli import application
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_kernel_table import write as write_kernels
 
 # Long prompts, so that KV costs time, and one page too few for two requests to reserve their longest case.
 SHORT = "--arrivals closed:2 --input 9 --output 30"
