@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ def machine() -> dict[str, Any]:
         model = names[0] if names else model
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "load_average": load}
+
+
+def read_result(name: str, keys: Iterable[str]) -> dict[str, Any]:
+    """Read some parts of `bench/results/NAME.json`; those that are not there are left out."""
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {key: found[key] for key in keys if key in found}
 
 
 def write_result(name: str, result: dict[str, Any]) -> Path:

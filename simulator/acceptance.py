@@ -45,9 +45,13 @@ class Acceptance:
         """Return the chance that draft i and all before it are accepted, [drafts] (vLLM's metrics)."""
         return np.cumprod(np.asarray(self.conditional(drafts), dtype=np.float64), dtype=np.float64)
 
-    def tail(self, most: int) -> NDArray[np.float64]:
-        """Return the chance that a count of 0..`most` exceeds i, [most]: all that a compiled run needs of a law."""
-        return self.survival(most)
+    def tails(self, most: int) -> NDArray[np.float64]:
+        """Return the chance that a count of 0..`most` exceeds i, [1, most]: all that a compiled run needs of a law."""
+        return self.survival(most)[None]
+
+    def kinds(self, requests: ArrayLike) -> NDArray[np.int64]:
+        """Return the kind of each request, int64 [n]: there is one."""
+        return np.zeros(np.shape(requests), np.int64)
 
     def expected(self, drafts: int) -> float:
         """Return the mean number of accepted drafts of one round: the sum of the survival chances."""

@@ -13,7 +13,8 @@ from fsm_spec.expression import Const, Expr
 from fsm_spec.simulator.ahead import Ahead
 from fsm_spec.simulator.cost import Work
 from fsm_spec.simulator.metrics import RequestLog
-from fsm_spec.simulator.outcomes import Draw, Drawn, Laws, most_drafts
+from fsm_spec.simulator.outcomes import Draw, Laws, drawn, most_drafts
+from fsm_spec.simulator.places import AFTER_ALL, AFTER_REJECTION, AT_START, LASTS
 from fsm_spec.simulator.work import InFlight
 from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import NO_STOP, Table
@@ -22,7 +23,8 @@ from fsm_spec.table import NO_STOP, Table
 class SimulatedBackend:
     """Draw the outcomes of launches; count work, slots and requests as they go.
 
-    `launched` is called at each launch with its work and the slots in flight; `fresh` collects the requests that
+    `launched` is called at each launch with its work and the slots in flight, `resized` where another tier's table
+    is about to run; `fresh` collects the requests that
     emitted their first token in this iteration. `tables` are all that a policy's tiers may choose from.
     """
 
@@ -31,30 +33,36 @@ class SimulatedBackend:
         table: Table,
         log: RequestLog,
         laws: Laws,
-        launched: Callable[[Work, InFlight], None],
+        launched: Callable[[Launch, Work, InFlight], None],
+        resized: Callable[[], None],
         tables: Sequence[Table] = (),
     ) -> None:
         self.log = log
         self.laws = laws
         self.launched = launched
+        self._resized = resized
         self.fresh: list[NDArray[np.int64]] = []
         self.recomputed_slots = 0
         self.tokens = 0
         self._rounds = {state.name for state in table.states if state.round}
         self._accepted = np.zeros(len(log.emitted), np.int64)
-        self.use(table)
+        self.table = table
+        self.drawn = drawn(table)
         ops = {draw.op for draws in self.drawn.draws.values() for draw in draws}
         most = {op: max(most_drafts(each, op) for each in (table, *tables)) for op in ops}
         self._ahead = {op: Ahead(laws.of(op, table), most[op], len(log.emitted)) for op in sorted(ops)}
+        self._kinds = laws.kinds(np.arange(len(log.emitted)))
+        self._last = np.full(len(log.emitted), AT_START, np.int64)
 
     def use(self, table: Table) -> None:
         """Draw for this table from now on."""
+        self._resized()
         self.table = table
-        self.drawn: Drawn = table.cached("drawn", lambda: Drawn(table))
+        self.drawn = drawn(table)
 
     def launch(self, launch: Launch) -> list[Args]:
         """Count a launch and draw what its operators find."""
-        self.launched(*self.drawn.counter.count(launch))
+        self.launched(launch, *self.drawn.counter.count(launch))
         return [self._results(group) for group in launch.groups]
 
     def stops(
@@ -69,6 +77,7 @@ class SimulatedBackend:
         if event == life_cycle.PREEMPT:
             self.log.preemptions[requests] += 1
             self.recomputed_slots += int(before["kv"].sum())
+            self._last[requests] = AT_START
         if not self.table.events[event].emits:
             return
         self.log.emitted[requests] += done.emitted
@@ -95,13 +104,16 @@ class SimulatedBackend:
         log, requests = self.log, group.requests
         most = self._most(draw.most, group)
         rounds = log.rounds[requests]
-        count = self._ahead[draw.op].draw(most, requests, rounds)
+        row = self._kinds[requests] * LASTS + self._last[requests]
+        count = self._ahead[draw.op].draw(most, requests, rounds, row)
         if draw.down:
             count = most - count
         if draw.op == "accept":
             log.drafted[requests] += most
             log.accepted[requests] += count
             self._accepted[requests] = count
+            found = np.where(count < most, AFTER_REJECTION, AFTER_ALL)
+            self._last[requests] = np.where(most > 0, found, self._last[requests])
         return count
 
     def _most(self, most: Expr, group: Group) -> NDArray[np.int32]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fsm_spec.errors import UserError
 from fsm_spec.simulator import roofline
@@ -23,13 +24,16 @@ class Bill:
     """Hold what a run cost; shares are of 1, None where nothing is known.
 
     `burst_ms` is the time between the bursts of tokens that one request gets, its mean over its rounds.
-    `wasted_flops_share` counts the rows of drafts that were judged and not accepted; `idle_share` is the time in which
+    Shares of drafts count the rows that judged them and the draft model; `idle_share` is the time in which
     the accelerator waited for the host or for work.
     """
 
     burst_ms: Latency
     goodput_req_s: float | None
+    drafts_flops_share: float | None
     wasted_flops_share: float | None
+    drafts_bytes_share: float | None
+    wasted_bytes_share: float | None
     bound_share: dict[str, float]
     part_share: dict[str, float]
     idle_share: float
@@ -44,7 +48,10 @@ class Bill:
         return {
             "burst_ms": self.burst_ms.to_dict(),
             "goodput_req_s": self.goodput_req_s,
+            "drafts_flops_share": self.drafts_flops_share,
             "wasted_flops_share": self.wasted_flops_share,
+            "drafts_bytes_share": self.drafts_bytes_share,
+            "wasted_bytes_share": self.wasted_bytes_share,
             "bound_share": self.bound_share,
             "part_share": self.part_share,
             "idle_share": self.idle_share,
@@ -83,7 +90,7 @@ def bill(
     return Bill(
         _bursts(results.rows) if results.rows is not None else Latency(0, 0, 0, 0, 0, 0, 0),
         round(goodput(results.rows, slos, duration), 6) if slos and results.rows is not None else None,
-        _wasted(summary, cost, flops),
+        *_drafts(summary, cost, parts),
         {name: round(value / total, 4) for name, value in bounds.items()},
         {
             name: round(float(value) / total, 4)
@@ -105,15 +112,29 @@ def _bursts(log: RequestLog) -> Latency:
     return Latency.of((log.finish_ns - log.first_token_ns)[done] / log.rounds[done])
 
 
-def _wasted(summary: Summary, cost: CostModel, flops: float) -> float | None:
-    """Return the share of all operations that judged the drafts that were not accepted."""
-    if not summary.drafted or flops <= 0:
-        return None
-    model = cost.model
-    row = 2.0 * (
-        model.gemm_parameters + model.experts_a_row * model.expert_parameters + model.head_parameters
-    )
-    return round((summary.drafted - summary.accepted) * row / flops, 4)
+def _drafts(
+    summary: Summary, cost: CostModel, parts: NDArray[np.float64]
+) -> tuple[float | None, float | None, float | None, float | None]:
+    """Return the shares of operations that drafts and rejected drafts took, then those of bytes.
+
+    A judged draft costs a row of the target; its bytes are its logits and its KV, as weights are read for all rows.
+    Drafts cost what the draft model does, too, rejected ones their part of it; drafting passes of the target are not
+    counted.
+    """
+    if not summary.drafted:
+        return None, None, None, None
+    model, found = cost.model, []
+    row = {
+        roofline.FLOPS: 2.0
+        * (model.gemm_parameters + model.experts_a_row * model.expert_parameters + model.head_parameters),
+        roofline.BYTES: 4.0 * model.vocab_size + model.kv_bytes(cost.kv_dtype),
+    }
+    for column, each in row.items():
+        total, drafter = float(parts[:, column].sum()), float(parts[roofline.DRAFTER, column])
+        wasted = (summary.drafted - summary.accepted) / summary.drafted
+        share = min(1.0, (summary.drafted * each + drafter) / total) if total > 0 else 0.0
+        found += [round(share, 4), round(wasted * share, 4)]
+    return found[0], found[1], found[2], found[3]
 
 
 def without_warm_up(results: Results, warm_up_s: float) -> Results:
@@ -124,6 +145,8 @@ def without_warm_up(results: Results, warm_up_s: float) -> Results:
     for name, column in vars(log).items():
         if isinstance(column, np.ndarray):
             setattr(kept, name, column[late])
+    if late.all():
+        raise UserError(f"no request arrived in the first {warm_up_s:g} s; leave out --warm-up, or give more")
     if not late.any():
         raise UserError(f"every request arrived in the first {warm_up_s:g} s; give a shorter --warm-up")
     summary = summarise(kept, results.timeline.now_ns, results.summary.kv)

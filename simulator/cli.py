@@ -9,8 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
-from fsm_spec.errors import UserError
-from fsm_spec.simulator import cli_plan
+from fsm_spec.simulator import cli_acceptance, cli_plan
 
 # Options that every run needs, each with a value that works; checked together, so that one sentence names them all.
 EXAMPLES: Final = {"model": "llama-3.1-8b", "hardware": "h100", "arrivals": "closed:8"}
@@ -20,6 +19,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("simulate")(simulate)
     cli_plan.register(app)
+    cli_acceptance.register(app)
 
 
 def simulate(
@@ -63,17 +63,33 @@ def simulate(
         ),
     ] = None,
     accept: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="Chance that each draft is accepted given all before: 0.8,0.7,0.6 or geometric:0.7; "
-            "or unconditional:0.8,0.56,0.3."
+            "or unconditional:0.8,0.56,0.3; SPEC=RATES where specs differ."
+        ),
+    ] = None,
+    acceptance: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="File of acceptance profiles (`fsm-spec acceptance`); SPEC=FILE where specs differ."
+        ),
+    ] = None,
+    mix: Annotated[
+        str | None,
+        typer.Option(help="NAME=WEIGHT,...: profiles of --acceptance that requests have, and their shares."),
+    ] = None,
+    concentration: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests differ: the rates of each are beta-distributed around the mean with this concentration."
         ),
     ] = None,
     drafter: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="LAYERS:STEPS[:ROWS[:VOCABULARY]]: a draft model of so many layers of the target's shape runs so many"
-            " times before each round."
+            " times before each round; SPEC=... where specs differ."
         ),
     ] = None,
     lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,
@@ -121,6 +137,13 @@ def simulate(
     adapter_rank: Annotated[
         int | None, typer.Option(help="Rank of the draft adapter; 128 if the spec has one.")
     ] = None,
+    fused_adapter: Annotated[
+        bool,
+        typer.Option(
+            "--fused-adapter",
+            help="Forwards of the adapter have a second copy of the weights, with it fused in.",
+        ),
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write every step to this file, for `fsm-spec replay`.")
     ] = None,
@@ -173,13 +196,16 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Simulate decode algorithms on a model, a machine and a workload: throughput, latency, KV and preemptions."""
-    if model is None or hardware is None or arrivals is None:
-        raise _missing({"model": model, "hardware": hardware, "arrivals": arrivals})
     from fsm_spec.simulator.command import Wanted, execute
+    from fsm_spec.simulator.faults import Faults
     from fsm_spec.simulator.slo import parse_slos
+    from fsm_spec.simulator.sweep import by_spec
 
+    faults = Faults()
+    if model is None or hardware is None or arrivals is None:
+        faults.note(_missing({"model": model, "hardware": hardware, "arrivals": arrivals}))
     base = {
-        "params": settings_of(settings),
+        "params": faults.take(lambda: settings_of(settings)) or {},
         "model": model,
         "hardware": hardware,
         "dtype": dtype,
@@ -189,13 +215,14 @@ def simulate(
         "kernels": kernels,
         "profile": profile,
         "adapter_rank": adapter_rank,
+        "fused_adapter": fused_adapter,
         "input": input_,
         "output": output,
         "requests": requests,
         "shared_prefix": shared_prefix,
         "turns": turns,
-        "accept": accept,
-        "drafter": drafter,
+        "mix": mix,
+        "concentration": concentration,
         "lookup": lookup,
         "unmask": unmask,
         "policy": policy,
@@ -210,14 +237,23 @@ def simulate(
         "fail": tuple(fail or ()),
         "split": split,
     }
-    wanted = Wanted(trace, report_, perfetto, parquet, parse_slos(slo or ()), price, seeds, warm_up)
-    execute(specs, arrivals, base, wanted=wanted, as_json=as_json)
+    slos = faults.take(lambda: parse_slos(slo or ())) or ()
+    wanted = faults.take(lambda: Wanted(trace, report_, perfetto, parquet, slos, price, seeds, warm_up))
+    named = faults.take(
+        lambda: by_spec(
+            {"accept": accept or (), "acceptance": acceptance or (), "drafter": drafter or ()}, specs
+        )
+    )
+    if arrivals is None or model is None or hardware is None or named is None:
+        faults.raise_any()
+    assert arrivals is not None and named is not None  # noqa: PT018 - raised else
+    execute(specs, arrivals, base, named=named, wanted=wanted or Wanted(), as_json=as_json, faults=faults)
 
 
-def _missing(given: Mapping[str, str | None]) -> UserError:
+def _missing(given: Mapping[str, str | None]) -> str:
     """Say which of the options that every run needs are missing, and give an example of them."""
     names = [name for name, value in given.items() if value is None]
     *most, last = (f"--{name}" for name in names)
     listed = f"{', '.join(most)} and {last}" if most else last
     example = " ".join(f"--{name} {EXAMPLES[name]}" for name in names)
-    return UserError(f"simulate needs {listed}; give, for example, {example}")
+    return f"simulate needs {listed}; give, for example, {example}"

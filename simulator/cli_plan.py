@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
+    context: typer.Context,
     specs: Annotated[
         list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
     ],
@@ -57,11 +58,24 @@ def plan(
         list[str] | None,
         typer.Option(help="Acceptance of drafts, as for simulate; SPEC=RATES where specs differ."),
     ] = None,
+    acceptance: Annotated[
+        list[str] | None,
+        typer.Option(help="File of acceptance profiles, as for simulate; SPEC=FILE where specs differ."),
+    ] = None,
+    mix: Annotated[
+        str | None, typer.Option(help="Shares of the profiles of --acceptance, as for simulate.")
+    ] = None,
+    concentration: Annotated[
+        float | None, typer.Option(help="How close requests are in acceptance, as for simulate.")
+    ] = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="A draft model's cost, as for simulate; SPEC=... where specs differ."),
     ] = None,
     lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,
+    unmask: Annotated[
+        str | None, typer.Option(help="Chance that a pass fills one more mask, as for simulate.")
+    ] = None,
     settings: Settings = None,
     vary: Annotated[
         list[str] | None,
@@ -70,6 +84,11 @@ def plan(
         ),
     ] = None,
     policy: Annotated[str, typer.Option(help="Scheduling policy, as for simulate.")] = "holdback",
+    max_running: Annotated[int | None, typer.Option(help="Requests that run at once, at most.")] = None,
+    host: Annotated[str, typer.Option(help="overlapped or serial, as for simulate.")] = "overlapped",
+    profile: Annotated[
+        str | None, typer.Option(help="YAML file with numbers of this machine, as for simulate.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Format of the weights.")] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help="Format of the KV cache.")] = "bf16",
     price: Annotated[
@@ -92,8 +111,12 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Search scenarios: the highest load, the fewest accelerators, the best tiers, or what nothing else beats."""
+    from fsm_spec.simulator.faults import Faults
     from fsm_spec.simulator.plan_command import Asked, execute
 
+    faults = Faults()
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
     execute(
         Asked(
             goal=goal.value,
@@ -105,22 +128,30 @@ def plan(
             rate=rate,
             users=users,
             accept=tuple(accept or ()),
+            acceptance=tuple(acceptance or ()),
             drafter=tuple(drafter or ()),
             vary=tuple(vary or ()),
             price=price,
             policy_out=policy_out,
             seeds=seeds,
             precision=precision,
+            given=frozenset(given),
             base={
                 "model": model,
                 "input": input_,
                 "output": output,
                 "requests": requests,
+                "mix": mix,
+                "concentration": concentration,
                 "lookup": lookup,
+                "unmask": unmask,
+                "max_running": max_running,
+                "host": host,
+                "profile": profile,
                 "policy": policy,
                 "dtype": dtype,
                 "kv_dtype": kv_dtype,
-                "params": settings_of(settings),
+                "params": faults.take(lambda: settings_of(settings)) or {},
                 "seed": seed,
             },
         ),
@@ -130,4 +161,5 @@ def plan(
         csv=csv,
         parquet=parquet,
         as_json=as_json,
+        faults=faults,
     )

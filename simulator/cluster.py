@@ -71,12 +71,10 @@ class Cluster:
         requests = prepared.requests
         if requests.concurrency:
             raise UserError("several replicas take arrivals by the clock; take poisson:RATE or a trace")
-        if options.prefix_cache:
-            if requests.prefixes is None:
-                raise UserError(
-                    "--prefix-cache would have no effect, because no two requests have text in common;"
-                    " give --shared-prefix, --turns or a trace with hashes or sessions"
-                )
+        # Without texts in common a cache only helps requests that were preempted, which the replicas see to.
+        self._caches = options.prefix_cache and requests.prefixes is not None
+        if self._caches:
+            assert requests.prefixes is not None
             requests.prefixes.check(prepared.pool.page_size)
         self.prepared, self.options, self.requests = prepared, options, requests
         self.replicas: list[Replica] = []
@@ -184,7 +182,7 @@ class Cluster:
         for replica in self.replicas:
             if replica.until_ns < 0:
                 replica.advance(now_ns)
-        if self.options.prefix_cache:
+        if self._caches:
             self._learn()
 
     # Routing ---------------------------------------------------------------------------------------------------
@@ -193,14 +191,14 @@ class Cluster:
         """Choose a replica for a request and hand it over."""
         chosen = self._choose(part, prompt, self.active)
         hit = 0
-        if self.options.prefix_cache:
+        if self._caches:
             pages = self._pages(part.request, prompt)
             # At least one token is prefilled, as its logits are needed.
             found = chosen.cache.find(pages) * self.prepared.pool.page_size
             hit = min(found, self._fill(prompt) - 1)
             self.hit_tokens += max(0, hit)
         row = chosen.take(part, now_ns, prompt, output, max(0, hit))
-        if self.options.prefix_cache:
+        if self._caches:
             self._open.append((chosen, row, False))
 
     def _choose(self, part: Part, prompt: int, among: Sequence[Replica]) -> Replica:

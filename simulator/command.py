@@ -22,9 +22,12 @@ from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
 from fsm_spec.simulator.bill import Bill, bill, without_warm_up
 from fsm_spec.simulator.cluster import Cluster, ClusterResults
-from fsm_spec.simulator.metrics import RequestLog
+from fsm_spec.simulator.faults import Faults
+from fsm_spec.simulator.memory import GIB
+from fsm_spec.simulator.metrics import RequestLog, bound_shares
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.perfetto import write_perfetto
+from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.scenario import Prepared, prepare
 from fsm_spec.simulator.search import interval
 from fsm_spec.simulator.simulation import Results
@@ -54,13 +57,13 @@ class Wanted:
     warm_up_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
+        """Refuse what means nothing; raises UserError with a line a fault."""
+        faults = Faults()
         if self.price is not None and not self.price > 0:
-            raise UserError(
-                f"--price-per-gpu-hour {self.price:g} is no price above 0; leave it out or mend it"
-            )
+            faults.note(f"--price-per-gpu-hour {self.price:g} is no price above 0; leave it out or mend it")
         if not self.warm_up_s >= 0:
-            raise UserError(f"--warm-up {self.warm_up_s:g} is negative; give seconds")
+            faults.note(f"--warm-up {self.warm_up_s:g} is negative; give seconds")
+        faults.raise_any()
 
     def places(self) -> dict[str, str]:
         """Return where files are."""
@@ -83,6 +86,7 @@ class Run:
     compile_seconds: float
     bill: Bill
     confidence: dict[str, tuple[float, float, float]]
+    rounds: RoundLog | None = None
 
     def to_dict(self, places: dict[str, str]) -> dict[str, Any]:
         """Give the result as JSON values; all that may vary between two runs of one seed stands under `run`."""
@@ -98,6 +102,7 @@ class Run:
             "launches": results.launches,
             "recomputed_slots": results.recomputed_slots,
             "usage": results.usage.to_dict(),
+            "memory_gib": {name: round(size / GIB, 4) for name, size in prepared.memory.parts.items()},
             "bill": self.bill.to_dict(),
             **({"cluster": results.to_dict()} if isinstance(results, ClusterResults) else {}),
             "confidence": {name: [round(end, 6) for end in ends] for name, ends in self.confidence.items()},
@@ -120,31 +125,37 @@ def execute(
     arrivals: str,
     base: Mapping[str, Any],
     *,
+    named: Mapping[str, Mapping[str, str]],
     wanted: Wanted,
     as_json: bool,
+    faults: Faults,
 ) -> None:
     """Simulate every spec under every concurrency, and print and write the results; raises UserError.
 
-    `base` holds the fields of `Scenario` that all share.
+    `base` holds the fields of `Scenario` that all share, `named` those that differ, by spec; `faults` are those that
+    were found before.
     """
-    prepared = [prepare(scenario) for scenario in compare(specs, sweep_arrivals(arrivals), base)]
+    loads = faults.take(lambda: sweep_arrivals(arrivals))
+    scenarios = faults.take(lambda: compare(specs, loads or [arrivals], base, named)) or []
+    prepared = [each for each in (faults.take(partial(prepare, scenario)) for scenario in scenarios) if each]
+    faults.raise_any()
     for option, path in (("--trace", wanted.trace), ("--perfetto", wanted.perfetto)):
         if path is not None and len(prepared) > 1:
             raise UserError(
                 f"{option} holds one run, and {len(prepared)} are asked for; give one spec and one concurrency"
             )
     runs = _run_all(prepared, wanted)
-    scenarios = [_reported(run, wanted) for run in runs]
+    reported = [_reported(run, wanted) for run in runs]
     if wanted.page is not None:
-        write_page(wanted.page, scenarios)
+        write_page(wanted.page, reported)
     if wanted.perfetto is not None:
-        write_perfetto(wanted.perfetto, runs[0].results, runs[0].prepared.table.name)
+        write_perfetto(wanted.perfetto, runs[0].results, runs[0].prepared.table.name, runs[0].rounds)
     places = wanted.places()
     if as_json:
         values = [run.to_dict(places) for run in runs]
         sys.stdout.write(json.dumps(values[0] if len(values) == 1 else values, indent=1) + "\n")
         return
-    show(lambda console: _print(console, scenarios, sweep=len(runs) > len(specs), places=places))
+    show(lambda console: _print(console, reported, sweep=len(runs) > len(specs), places=places))
 
 
 def _print(
@@ -171,10 +182,13 @@ def show(draw: Callable[[Console], None]) -> None:
 
 
 def over_time(line: Timeline) -> dict[str, list[float]]:
-    """Give the series of a run: means of each level and emitted tokens a second, up to the given ends."""
+    """Give the series of a run: means of each level, emitted tokens a second, and shares of time by what binds."""
     found = {"end_s": [round(edge / 1e9, 6) for edge in line.edges_ns]}
     found |= {name: [round(value, 3) for value in line.mean_levels(name)] for name in line.levels}
-    return found | {f"{name}_s": [round(value, 3) for value in line.rates(name)] for name in line.amounts}
+    if "tokens" in line.amounts:
+        found["tokens_s"] = [round(value, 3) for value in line.rates("tokens")]
+    shares = bound_shares(line).items()
+    return found | {f"{name}_share": [round(value, 4) for value in values] for name, values in shares}
 
 
 def peak_rss_mb() -> float | None:
@@ -200,12 +214,13 @@ def _run_all(prepared: Sequence[Prepared], wanted: Wanted) -> list[Run]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         for each in prepared:
             task = bar.add_task(f"{each.table.name} {each.scenario.arrivals}", total=len(each.requests))
-            if not each.cluster.alone:
+            if not each.alone:
                 runs.append(_cluster_run(each, wanted, partial(_advance, bar, task)))
                 continue
             with _writer(each, wanted.trace) as writer, _rows(each, wanted.rows, taken) as take:
                 start = time.perf_counter()
-                simulation = each.simulation(trace=writer)
+                rounds = RoundLog() if wanted.perfetto is not None else None
+                simulation = each.simulation(trace=writer, rounds=rounds)
                 simulation.compile()
                 compiled = time.perf_counter()
                 results = simulation.run(partial(_advance, bar, task), take)
@@ -213,7 +228,7 @@ def _run_all(prepared: Sequence[Prepared], wanted: Wanted) -> list[Run]:
             if wanted.warm_up_s:
                 results = without_warm_up(results, wanted.warm_up_s)
             found = bill(results, each.cost, wanted.slos, wanted.price)
-            runs.append(Run(each, results, *seconds, found, _confidence(each, wanted)))
+            runs.append(Run(each, results, *seconds, found, _confidence(each, wanted), rounds))
     return runs
 
 
@@ -307,4 +322,6 @@ def _reported(run: Run, wanted: Wanted) -> report.Scenario:
         svg(prepared.table),
         tuple(notes),
         run.bill,
+        prepared.memory.parts,
+        {name: ns / 1e9 for name, ns in results.usage.dwell_ns.items() if ns},
     )

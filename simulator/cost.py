@@ -143,6 +143,8 @@ class CostModel:
     """Measured times that take the place of the curves."""
     drafter: Drafter | None = None
     """A draft model that runs before each round."""
+    fused_adapter: bool = False
+    """Rows of the adapter multiply weights that it was fused into, a second set, and no low-rank products."""
     constants: NDArray[np.float64] = field(init=False, repr=False, compare=False)
     """What the formula reads of model, machine and host, in the order of `roofline.py`."""
     curves: NDArray[np.float64] = field(init=False, repr=False, compare=False)
@@ -246,6 +248,7 @@ class CostModel:
         if dynamic:  # read in 16 bits, written in 8
             activation += 3 * model.row_linear_inputs * hardware.hbm_gb_s * tp / DYNAMIC_QUANTISE_GB_S
         values = {
+            roofline.FUSED: self.fused_adapter,
             roofline.BANDWIDTH: hardware.hbm_gb_s * 1e9 * tp,
             roofline.BLOCKS_PEAK: (hardware.fp8_tflops or 0.0) * 1e12 * tp if self.fast else peak,
             roofline.BF16_PEAK: peak,
@@ -262,7 +265,9 @@ class CostModel:
             roofline.EXPERT_START_NS: EXPERT_KERNELS_A_LAYER * model.expert_layers * blocks.start_us * 1e3,
             roofline.GEMM_MBU: linear.mbu,
             roofline.GEMM_OVERLAP: linear.overlap,
-            roofline.ADAPTER_PARAMETERS: model.adapter_parameters(self.adapter_rank),
+            roofline.ADAPTER_PARAMETERS: model.adapter_parameters(
+                0 if self.fused_adapter else self.adapter_rank
+            ),
             roofline.ADAPTER_START_NS: ADAPTER_KERNELS_A_LAYER * layers * KERNEL_NS,
             roofline.HEAD_PARAMETERS: model.head_parameters,
             roofline.HEAD_START_NS: linear.start_us * 1e3,

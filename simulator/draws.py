@@ -16,6 +16,7 @@ ACCEPTANCE = 1  # purposes: numbers drawn for two purposes are never shared
 DRAFT_COUNT = 2
 UNMASKING = 3
 SAMPLE = 4
+KIND = 5
 
 
 def mix(words: Any) -> Any:  # noqa: ANN401 - uint64, an array or (compiled) one number

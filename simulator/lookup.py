@@ -30,9 +30,9 @@ class Lookup:
                 f"--lookup {self.rate:g} lies outside 0 to 1; give the chance that a lookup finds drafts"
             )
 
-    def tail(self, most: int) -> NDArray[np.float64]:
-        """Return the chance that a count of 0..`most` exceeds i, [most]: all that a compiled run needs of a law."""
-        return np.full(most, self.rate)
+    def tails(self, most: int) -> NDArray[np.float64]:
+        """Return the chance that a count of 0..`most` exceeds i, [1, most]: all that a compiled run needs of a law."""
+        return np.full((1, most), self.rate)
 
     def found(self, size: ArrayLike, requests: ArrayLike, rounds: ArrayLike) -> NDArray[np.int64]:
         """Draw the drafts found, int64: `size` of them or none; `requests` and `rounds` are the key."""

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 
 from fsm_spec.errors import UserError
-from fsm_spec.simulator.metrics import AMOUNTS, RequestLog, Summary, summarise
+from fsm_spec.simulator.metrics import RequestLog, Summary, summarise
 from fsm_spec.simulator.prompts import Prompt, Prompts
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.workload import Requests
@@ -236,7 +236,7 @@ async def _counters(client: httpx.AsyncClient) -> dict[str, int]:
 
 def _timeline(events: Sequence[tuple[int, int, int]], end: int) -> Timeline:
     """Turn what happened into series; a client sees requests in flight, waiting ones among them."""
-    line = Timeline(("running", "waiting"), AMOUNTS)
+    line = Timeline(("running", "waiting"), ("tokens",))
     running = 0
     for when, change, tokens in sorted(events):
         running += change

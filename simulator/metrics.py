@@ -6,7 +6,7 @@ memory, machine and paths belong under the key `run` of a result, which the comm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,12 @@ UNSET = -1  # a time that has not come
 QUANTILES = (50, 90, 95, 99)
 KV_KINDS = ("committed", "provisional", "scratch")
 LEVELS = ("pages", *KV_KINDS, "running", "waiting")  # pages in use, KV slots by kind, requests
-AMOUNTS = ("tokens",)  # emitted tokens
+BOUNDS = (
+    "compute",
+    "memory",
+    "latency",
+)  # what binds a launch: operations, bytes, starts and shortest kernels
+AMOUNTS = ("tokens", *BOUNDS)  # emitted tokens, nanoseconds of launches by what binds them
 
 Integers = NDArray[np.int64]
 
@@ -82,6 +87,16 @@ def new_timeline(points: int = 256) -> Timeline:
     return Timeline(LEVELS, AMOUNTS, points)
 
 
+def bound_shares(line: Timeline) -> dict[str, list[float]]:
+    """Return, by bucket, the shares of the time of launches that ended there by what binds them; 0 where none did."""
+    spent = {name: line.rates(name) for name in BOUNDS if name in line.amounts}
+    totals = [sum(column) for column in zip(*spent.values(), strict=True)]
+    return {
+        name: [value / total if total else 0.0 for value, total in zip(values, totals, strict=True)]
+        for name, values in spent.items()
+    }
+
+
 @dataclass(frozen=True)
 class Latency:
     """Summarise times of many requests, in milliseconds; all 0 and count 0 where there are none."""
@@ -125,10 +140,23 @@ class KvUse:
     peak_pages: int
     mean_slots: dict[str, float]
     peak_slots: dict[str, int]
+    tiers: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By a tier's size: what its rounds held, as shares of the run's means, and how much of it was empty."""
+
+    @property
+    def unused_share(self) -> float:
+        """Return the share of the reserved slots that hold nothing: ends of pages, and room for drafts to come."""
+        return unused(self.mean_pages * self.page_size, sum(self.mean_slots.values()))
 
     @classmethod
-    def of(cls, timeline: Timeline, pages: int, page_size: int) -> KvUse:
-        """Read a timeline with the levels `pages` (in use) and slots by kind."""
+    def of(
+        cls,
+        timeline: Timeline,
+        pages: int,
+        page_size: int,
+        tiers: Mapping[int, Sequence[int]] | None = None,
+    ) -> KvUse:
+        """Read a timeline with the levels `pages` (in use) and slots by kind; `tiers` are integrals of LEVELS."""
         kinds = [name for name in KV_KINDS if name in timeline.levels]
         return cls(
             pages,
@@ -137,6 +165,10 @@ class KvUse:
             timeline.peak("pages"),
             {kind: timeline.mean(kind) for kind in kinds},
             {kind: timeline.peak(kind) for kind in kinds},
+            {
+                size: _tier(totals, timeline.now_ns, page_size)
+                for size, totals in sorted((tiers or {}).items())
+            },
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -150,7 +182,31 @@ class KvUse:
             "peak_share": round(self.peak_pages / self.pages, 6),
             "mean_slots": {kind: round(value, 6) for kind, value in self.mean_slots.items()},
             "peak_slots": dict(self.peak_slots),
+            "unused_share": round(self.unused_share, 6),
+            "tiers": {str(size): dict(use) for size, use in self.tiers.items()},
         }
+
+
+def unused(reserved: float, used: float) -> float:
+    """Return the share of reserved slots that hold nothing."""
+    return max(0.0, 1 - used / reserved) if reserved > 0 else 0.0
+
+
+def add_tier(tiers: dict[int, list[int]], size: int, totals: Sequence[int], before: Sequence[int]) -> None:
+    """Add to a tier what the levels' integrals grew by; `before` are those at the last change of tier."""
+    known = tiers.setdefault(size, [0] * len(LEVELS))
+    tiers[size] = [have + now - then for have, now, then in zip(known, totals, before, strict=True)]
+
+
+def _tier(totals: Sequence[int], span_ns: int, page_size: int) -> dict[str, float]:
+    """Return what one tier held, as means over the whole run, and the share of its reserved slots that hold nothing."""
+    held = dict(zip(LEVELS, totals, strict=True))
+    used = sum(held[kind] for kind in KV_KINDS)
+    return {
+        "mean_pages": round(held["pages"] / span_ns, 6) if span_ns else 0.0,
+        "mean_running": round(held["running"] / span_ns, 6) if span_ns else 0.0,
+        "unused_share": round(unused(held["pages"] * page_size, used), 6),
+    }
 
 
 @dataclass(frozen=True)
@@ -208,6 +264,8 @@ class Summary:
     ttft_ms: Latency
     tpot_ms: Latency
     e2e_ms: Latency
+    per_token_ms: Latency
+    """End-to-end time over emitted tokens, by request: vLLM's normalised latency (SOSP 2023, section 6)."""
     emitted_tokens: int
     acceptance_length: float | None
     """Emitted tokens a decode round (the prefill's own token left out); none without rounds."""
@@ -217,6 +275,14 @@ class Summary:
     accepted: int
     preemptions: int
     kv: KvUse | None
+
+    @property
+    def user_tok_s(self) -> float | None:
+        """Return the tokens a second that the median user sees, over the whole time of a request.
+
+        1 / TPOT leaves out the time to the first token, and all tokens but one that come with it: a block at once.
+        """
+        return 1e3 / self.per_token_ms.p50 if self.per_token_ms.count and self.per_token_ms.p50 else None
 
     def to_dict(self) -> dict[str, object]:
         """Return the results under their names, always in this order."""
@@ -230,6 +296,7 @@ class Summary:
             "ttft_ms": self.ttft_ms.to_dict(),
             "tpot_ms": self.tpot_ms.to_dict(),
             "e2e_ms": self.e2e_ms.to_dict(),
+            "per_token_ms": self.per_token_ms.to_dict(),
             "emitted_tokens": self.emitted_tokens,
             "acceptance_length": None if self.acceptance_length is None else round(self.acceptance_length, 6),
             "tokens_per_forward": None
@@ -269,12 +336,12 @@ class Tally:
         self._requests = self._finished = 0
         self._start_ns: int | None = None
         self._counts = dict.fromkeys(COUNTS, 0)
-        self._ttft, self._tpot, self._e2e = (Sketch(most_exact) for _ in range(3))
+        self._ttft, self._tpot, self._e2e, self._per_token = (Sketch(most_exact) for _ in range(4))
 
     @property
     def exact(self) -> bool:
         """Tell whether percentiles are exact; else they are within `sketch.ACCURACY`."""
-        return all(sketch.exact for sketch in (self._ttft, self._tpot, self._e2e))
+        return all(sketch.exact for sketch in (self._ttft, self._tpot, self._e2e, self._per_token))
 
     def add(self, log: RequestLog) -> None:
         """Add the requests of a log."""
@@ -292,7 +359,10 @@ class Tally:
         window = (log.finish_ns - log.first_token_ns)[several]
         self._ttft.add((log.first_token_ns[begun] - log.arrival_ns[begun]).astype(np.float64))
         self._tpot.add(window / (log.emitted[several] - 1))
-        self._e2e.add((log.finish_ns[done] - log.arrival_ns[done]).astype(np.float64))
+        whole = (log.finish_ns - log.arrival_ns).astype(np.float64)
+        self._e2e.add(whole[done])
+        some = done & (log.emitted > 0)
+        self._per_token.add(whole[some] / log.emitted[some])
 
     def summary(self, end_ns: int, kv: KvUse | None = None) -> Summary:
         """Return the summary of a run that ended at `end_ns`."""
@@ -310,6 +380,7 @@ class Tally:
             ttft_ms=Latency.read(self._ttft),
             tpot_ms=Latency.read(self._tpot),
             e2e_ms=Latency.read(self._e2e),
+            per_token_ms=Latency.read(self._per_token),
             emitted_tokens=counts["emitted"],
             acceptance_length=decoded / rounds if rounds else None,
             tokens_per_forward=decoded / forwards if forwards else None,

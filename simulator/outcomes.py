@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fsm_spec.domain import column_bounds
 from fsm_spec.errors import UserError
@@ -13,6 +13,7 @@ from fsm_spec.expression import Expr
 from fsm_spec.linear import bounds
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking
 from fsm_spec.simulator.lookup import Lookup
+from fsm_spec.simulator.mixture import Mixture
 from fsm_spec.simulator.work import WorkCounter
 from fsm_spec.table import Table
 
@@ -46,6 +47,12 @@ class Drawn:
         self.counter = WorkCounter(table)
         self.draws = {state.name: draws_of(table, state.name) for state in table.states}
         self.leads = table.leads
+
+
+def drawn(table: Table) -> Drawn:
+    """Give what a table says of the outcomes of its launches."""
+    known: Drawn = table.cached("drawn", lambda: Drawn(table))
+    return known
 
 
 def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
@@ -89,8 +96,11 @@ class Law(Protocol):
     def purpose(self) -> int:
         """Give the purpose that keeps its numbers apart from others."""
 
-    def tail(self, most: int) -> NDArray[np.float64]:
-        """Give the chance that a count of 0..`most` exceeds i, [most], never rising: all that a compiled run needs."""
+    def tails(self, most: int) -> NDArray[np.float64]:
+        """Give the chance that a count of 0..`most` exceeds i, [rows, most], never rising: all that a run needs.
+
+        There is one row, or one for each kind of request and each judgement before, as `mixture.Mixture` has them.
+        """
 
 
 class Known:
@@ -99,9 +109,9 @@ class Known:
     seed = 0
     purpose = 0
 
-    def tail(self, most: int) -> NDArray[np.float64]:
-        """Give no chance to exceed anything, [most]."""
-        return np.zeros(most)
+    def tails(self, most: int) -> NDArray[np.float64]:
+        """Give no chance to exceed anything, [1, most]."""
+        return np.zeros((1, most))
 
 
 class Untrimmed:
@@ -110,17 +120,23 @@ class Untrimmed:
     seed = 0
     purpose = 0
 
-    def tail(self, most: int) -> NDArray[np.float64]:
-        """Give certainty that all are exceeded but the last, [most]."""
-        return np.ones(most)
+    def tails(self, most: int) -> NDArray[np.float64]:
+        """Give certainty that all are exceeded but the last, [1, most]."""
+        return np.ones((1, most))
 
 
 class Laws(NamedTuple):
     """Hold the laws that outcomes are drawn from; None where a spec has no operator that needs one."""
 
-    acceptance: Acceptance | None = None
+    acceptance: Acceptance | Mixture | None = None
     lookup: Lookup | None = None
     unmasking: Unmasking | None = None
+
+    def kinds(self, requests: ArrayLike) -> NDArray[np.int64]:
+        """Give the kind of each request, int64 [n], by which its drafts are accepted."""
+        if self.acceptance is None:
+            return np.zeros(np.shape(requests), np.int64)
+        return self.acceptance.kinds(requests)
 
     def of(self, op: str, table: Table) -> Law:
         """Give the law of an operator's counts; raises UserError where none was given."""

@@ -16,7 +16,8 @@ from fsm_spec.policy import ADMISSIONS, QUEUE_SEEN, Policy, Pool, most_headroom
 from fsm_spec.simulator import places as p
 from fsm_spec.simulator import roofline
 from fsm_spec.simulator.cost import CostModel, Work
-from fsm_spec.simulator.metrics import AMOUNTS, LEVELS, RequestLog, Usage
+from fsm_spec.simulator.free_queue import NOBODY, PAGES
+from fsm_spec.simulator.metrics import AMOUNTS, BOUNDS, LEVELS, RequestLog, Usage, add_tier
 from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.packed_table import Chances, PackedTable
 from fsm_spec.simulator.run_loop import advance
@@ -42,7 +43,8 @@ Integers = NDArray[np.int64]
 class PackedRun:
     """Hold the arrays of one replica's run, and advance them; nothing here decides anything.
 
-    Where it does not `keep` the rows of its requests, memory does not grow with their number.
+    Where it does not `keep` the rows of its requests, memory does not grow with their number. Where it `recalls`, a
+    preempted request finds those of its pages that nobody took meanwhile (`free_queue.py`).
 
     Raises UserError where a law is missing, or for the first request that can never run.
     """
@@ -57,6 +59,7 @@ class PackedRun:
         laws: Laws,
         *,
         keep: bool = True,
+        recalls: bool = False,
     ) -> None:
         self.policy, self.pool, self.cost = policy, pool, cost
         self._tiers = tiers_of(table, policy)
@@ -64,18 +67,25 @@ class PackedRun:
         chances = Chances.of(self._tiers.distinct, laws)
         self.survival, self.starts = chances.survival, chances.starts
         self._packed = {
-            self._tiers.size(each): PackedTable(each, policy, chances.ops) for each in self._tiers.distinct
+            self._tiers.size(each): PackedTable(each, policy, chances) for each in self._tiers.distinct
         }
         # The table of the rounds that run now; with tiers another one may follow at each iteration.
         self.now = self._packed[self._tiers.size(self.table)]
         live = min(len(requests), policy.max_running, pool.pages) + QUEUE_SEEN + 1
         # Where all live requests of a closed loop finish at once, as many others start.
         self._margin = live + 1
-        self.window = Window(table, policy, pool, requests, len(requests) if keep else WINDOW)
+        self.window = Window(table, policy, pool, requests, len(requests) if keep else WINDOW, laws.kinds)
         self.cells = np.zeros((max(each.code.rows for each in self._packed.values()), live), np.int64)
         self.queue = np.zeros((2 * live, 3), np.int64)
         self.returned = np.zeros(live, np.int64)
+        # Each waiting request may own a run, and each run may have one of nobody's pages before it.
+        self.freed = np.full((2 * live + 3, 2), NOBODY, np.int64)
+        self.freed[0, PAGES] = pool.pages
         self.world = self._world(requests)
+        self.world[p.RECALLS] = recalls
+        self.world[p.RUNS_FREE] = 1
+        self.tier_totals: dict[int, list[int]] = {}
+        self._counted = [0] * p.LEVELS
         # No level is larger than this, so that no integral over the span overflows.
         self._span_ns = 2**61 // max(pool.pages * pool.page_size, len(requests), 1)
         self.work = np.zeros(len(fields(Work)), np.int64)
@@ -85,6 +95,7 @@ class PackedRun:
         self.dwell = np.zeros((2, len(table.states)), np.int64)
         self.dwell_ns = [0] * len(table.states)
         self.levels = np.zeros((2, p.LEVELS), np.int64)
+        self.bound_ns = np.zeros(len(BOUNDS), np.int64)
         self._load()
 
     def compile(self) -> None:
@@ -145,6 +156,7 @@ class PackedRun:
                 self.window.log,
                 self.queue,
                 self.returned,
+                self.freed,
                 now.segments,
                 now.visible,
                 now.drawing,
@@ -160,8 +172,11 @@ class PackedRun:
                 self.dwell,
                 line,
                 self.levels,
+                self.bound_ns,
                 until_ns,
             )
+            if self._tiers.param is not None:
+                self._count_tier(timeline, line)
             if why != p.RESIZES:
                 break
             self._resize(int(world[p.AT_ROUND]))
@@ -172,6 +187,15 @@ class PackedRun:
         self.dwell[0] = 0
         timeline.absorb(int(world[p.WIDTH_NS]), int(world[p.LINE_NS]), line.tolist(), self.levels.tolist())
         return int(why)
+
+    def _count_tier(self, timeline: Timeline, line: Integers) -> None:
+        """Add what was held since the last time to the tier that ran; `line` is not in the timeline yet."""
+        sums = line[: p.LEVELS].sum(axis=1).tolist()
+        totals = [before + more for before, more in zip(timeline.totals(), sums, strict=True)]
+        size = self._tiers.size(self.now.table)
+        assert size is not None
+        add_tier(self.tier_totals, size, totals, self._counted)
+        self._counted = totals
 
     def _resize(self, running: int) -> None:
         """Go on under the table for so many requests at a round point."""
@@ -196,7 +220,7 @@ class PackedRun:
     @property
     def recomputed_slots(self) -> int:
         """Count the slots whose KV was given up and is computed again."""
-        return int(self.world[p.RECOMPUTED])
+        return int(self.world[p.RECOMPUTED] - self.world[p.HIT_SLOTS])
 
     def usage(self) -> Usage:
         """Give what the run used: device time, operations and bytes, and time by state."""

@@ -16,7 +16,7 @@ from fsm_spec.plan import KIND_OF_FATE, KINDS
 from fsm_spec.policy import Policy, block_rows, headroom
 from fsm_spec.simulator import places as p
 from fsm_spec.simulator.draws import seeded
-from fsm_spec.simulator.outcomes import Drawn, Laws, most_drafts
+from fsm_spec.simulator.outcomes import Laws, drawn, most_drafts
 from fsm_spec.simulator.table_code import FILL, TableCode
 from fsm_spec.table import Table
 
@@ -26,11 +26,13 @@ Integers = NDArray[np.int64]
 class Chances(NamedTuple):
     """Hold the laws of outcomes, in the order of `ops`.
 
-    `survival` is the chance that a count exceeds i, float64 [laws, most]; `starts` are the seed and the purpose of each
+    `survival` is the chance that a count exceeds i, float64 [rows, most]; the rows of a law stand from its `first` on,
+    one, or one for each kind of request and each judgement before. `starts` are the seed and the purpose of each
     law's numbers, uint64 [laws, 2].
     """
 
     ops: tuple[str, ...]
+    first: tuple[int, ...]
     survival: NDArray[np.float64]
     starts: NDArray[np.uint64]
 
@@ -39,28 +41,24 @@ class Chances(NamedTuple):
         """Give the chances for the largest counts of all tables; raises UserError where a law is missing."""
         ops = tuple(sorted({draw.op for draws in drawn(tables[0]).draws.values() for draw in draws}))
         most = [max(most_drafts(table, op) for table in tables) for op in ops]
-        survival = np.zeros((len(ops) + 1, max(most, default=0) + 1))
+        found = [laws.of(op, tables[0]) for op in ops]
+        tails = [law.tails(count) for law, count in zip(found, most, strict=True)]
+        first = np.cumsum([0, *map(len, tails)]).tolist()
+        survival = np.zeros((first[-1] + 1, max(most, default=0) + 1))
         starts = np.zeros((len(ops) + 1, 2), np.uint64)
-        for index, op in enumerate(ops):
-            law = laws.of(op, tables[0])
-            survival[index, : most[index]] = law.tail(most[index])
+        for index, (law, rows) in enumerate(zip(found, tails, strict=True)):
+            survival[first[index] : first[index + 1], : most[index]] = rows
             starts[index] = seeded(law.seed)[0], law.purpose
-        return cls(ops, survival, starts)
-
-
-def drawn(table: Table) -> Drawn:
-    """Give what a table says of the outcomes of its launches."""
-    known: Drawn = table.cached("drawn", lambda: Drawn(table))
-    return known
+        return cls(ops, tuple(first), survival, starts)
 
 
 class PackedTable:
-    """Hold the arrays of one table under a policy; `ops` are the laws by which counts are drawn."""
+    """Hold the arrays of one table under a policy; `chances` are the laws by which counts are drawn."""
 
-    def __init__(self, table: Table, policy: Policy, ops: Sequence[str]) -> None:
+    def __init__(self, table: Table, policy: Policy, chances: Chances) -> None:
         self.table = table
         self._policy = policy
-        self._ops = ops
+        self._chances = chances
         self._drawn = drawn(table)
         self._plans = {
             state.name: table.forwards[state.forward] for state in table.states if state.forward is not None
@@ -131,9 +129,11 @@ class PackedTable:
         for each, draw in enumerate(self._drawn.draws[state]):
             known = isinstance(draw.most, Const)
             argument = self.code.argument(state, draw.name)
-            law = self._ops.index(draw.op)
+            law = self._chances.ops.index(draw.op)
+            first, end = self._chances.first[law : law + 2]
             most = draw.most.value if isinstance(draw.most, Const) else 0
-            drawing[each] = law, argument, 0 if known else at, most, draw.op == "accept", draw.down
+            judges = draw.op == "accept"
+            drawing[each] = law, argument, 0 if known else at, most, judges, draw.down, first, end - first > 1
             at += not known
         return at
 

@@ -8,9 +8,10 @@ from html import escape
 from pathlib import Path
 
 from fsm_spec.errors import UserError
-from fsm_spec.simulator.chart import Layer, range_chart, short, time_chart
-from fsm_spec.simulator.metrics import KV_KINDS, Summary
-from fsm_spec.simulator.page_load import binding, by_load
+from fsm_spec.simulator.chart import Layer, range_chart, share_bar, short, time_chart
+from fsm_spec.simulator.memory import gib
+from fsm_spec.simulator.metrics import KV_KINDS, Summary, bound_shares
+from fsm_spec.simulator.page_load import BOUNDS, PARTS, binding, by_load
 from fsm_spec.simulator.report import (
     Scenario,
     duration,
@@ -138,6 +139,7 @@ def _scenario(scenario: Scenario, name: str, shared: dict[str, str], *, alone: b
         _cards(summary),
         _latency_panel(summary) if alone else "",
         binding(scenario),
+        _memory_panel(scenario.memory),
         f'<div class="grid2">{_charts(scenario)}</div>',
     ]
     if scenario.diagram_svg:
@@ -226,6 +228,16 @@ def _latency_panel(summary: Summary) -> str:
     )
 
 
+def _memory_panel(memory: dict[str, int]) -> str:
+    """Return what takes the memory of an accelerator; empty where that is not known."""
+    if not memory:
+        return ""
+    total = sum(memory.values())
+    styles = dict(zip(memory, (*PARTS, *PARTS), strict=False))
+    shares = [(f"{name} {gib(size)}", styles[name], size / total) for name, size in memory.items()]
+    return _panel("Where the memory of an accelerator goes", share_bar(shares))
+
+
 def _charts(scenario: Scenario) -> str:
     """Return the series over time."""
     line, kv = scenario.timeline, scenario.summary.kv
@@ -235,11 +247,23 @@ def _charts(scenario: Scenario) -> str:
     requests = [Layer(name, style, line.mean_levels(name)) for name, style in styles.items()]
     body = f"{time_chart(edges, tokens, 'tok/s')}<h3>Requests over time</h3>{time_chart(edges, requests, 'requests')}"
     panels = [_panel("Output throughput over time", body)]
+    shares = bound_shares(line)
+    if any(any(values) for values in shares.values()):
+        layers = [
+            Layer(name, style, [100 * value for value in shares[name]]) for name, style in BOUNDS.items()
+        ]
+        chart = time_chart(edges, layers, "% of the time of launches", stacked=True)
+        panels.append(_panel("What binds, over time", chart))
     if kv:
         slots = kv.pages * kv.page_size
         layers = [Layer(kind, kind, line.mean_levels(kind)) for kind in KV_KINDS]
         chart = time_chart(edges, layers, "token slots", stacked=True, ceiling=("pool", float(slots)))
-        text = f"The pool holds {slots:,} token slots: {kv.pages:,} pages of {kv.page_size}."
+        text = (
+            f"The pool holds {slots:,} token slots: {kv.pages:,} pages of {kv.page_size}. Of what requests reserve,"
+            f" {percent(kv.unused_share)} holds nothing: ends of pages, and room for drafts to come."
+        )
+        for size, use in kv.tiers.items():
+            text += f" Tier {size}: {percent(use['unused_share'])} of {short(use['mean_pages'])} pages."
         body = f'{chart}<p class="note">{text}</p>'
         ahead = [layer for layer in layers if layer.name != KV_KINDS[0] and any(layer.values)]
         if ahead:  # committed slots dwarf them

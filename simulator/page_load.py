@@ -43,7 +43,10 @@ def by_load(scenarios: Sequence[Scenario]) -> str:
     speed = lines(lambda each: each.summary.throughput_tok_s)
     charts = [
         ("Output throughput", load_chart(speed, unit, "tok/s")),
-        ("Speed of one user", load_chart(lines(_user_speed), unit, "tok/s")),
+        (
+            "Speed of one user, first token included",
+            load_chart(lines(lambda each: each.summary.user_tok_s or 0.0), unit, "tok/s"),
+        ),
         (
             "Tokens a round",
             load_chart(lines(lambda each: each.summary.acceptance_length or 0.0), unit, "tokens"),
@@ -71,11 +74,6 @@ def _labels(scenarios: Sequence[Scenario], names: Sequence[str]) -> dict[str, li
             more = each.settings.get("tiers") or each.settings.get("parameters", "")
             groups.setdefault(f"{name} ({more})" if len(policies) > 1 and more else name, []).append(each)
     return groups
-
-
-def _user_speed(scenario: Scenario) -> float:
-    latency = scenario.summary.tpot_ms
-    return 1e3 / latency.p50 if latency.count and latency.p50 else 0.0
 
 
 def winners(lines: Sequence[Line], unit: str) -> list[str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
  MOST_EMPTY, TIERED, FEWEST, MOST, STOP_NS, ITERATIONS_LEFT, NOW_NS, END_NS, IN_FLIGHT, LOADED, NEXT, FRESH, RETURNED,
  LIVE, AT_ROUND, ITERATIONS, LAUNCHES, EMPTY, FINISHED, RECOMPUTED, TOKENS, FIRSTS, ENDED, PREEMPTED_NOW,
  ADMITTED_NOW, DEVICE_NS, BUSY_NS, SEQUENCES, LINE_NS, WIDTH_NS, BUCKET,
- BUCKET_END_NS, KEEP, PROVISIONAL, SCRATCH) = range(58)  # fmt: skip
-WORLD = SCRATCH + 1
+ BUCKET_END_NS, KEEP, PROVISIONAL, SCRATCH, RECALLS, RUNS_FREE, HIT_SLOTS) = range(61)  # fmt: skip
+WORLD = HIT_SLOTS + 1
 # `states`, int64 [states, ...]: a state, the work of one block where all its counts are constant, and the members of
 # the present launch.
 (ROUND, AHEAD, BLOCK_ROWS, MID_ROUND, HAS_ROWS, EVENT, EMITS, QUERY, DRAWS, SEGMENTS, CONSTANT, ROWS, LOGITS, ADAPTER,
@@ -26,12 +26,13 @@ COLUMNS = CHUNK + 1
 # `log`, int64 [..., window]: what is known of each request, and what is counted; a request stands at its number modulo
 # the window, which is a power of two: `world[WINDOW]` is one less. `world[LOADED]` requests have been written there.
 (ARRIVAL, PROMPT_TOKENS, OUTPUT_TOKENS, TAKE, LONGEST, FILL, ADMITTED_NS, FIRST_TOKEN_NS, FINISH_NS, EMITTED_TOKENS,
- PREFILL_EMITTED, ROUNDS, FORWARDS, PREEMPTIONS, ACCEPTED, DRAFTED, HIT) = range(17)  # fmt: skip
-LOG = HIT + 1
+ PREFILL_EMITTED, ROUNDS, FORWARDS, PREEMPTIONS, ACCEPTED, DRAFTED, HIT, TEXT_KIND, LAST) = range(19)  # fmt: skip
+LOG = LAST + 1
 # `drawing`, int64 [states, draws, ...]: the law, the row of `cells` that takes the count, where its most stands (a row
-# of `cells`, or 0 for a constant), whether drafts are judged, and whether what is drawn is taken from the most.
-(LAW, ARGUMENT, LARGEST_AT, LARGEST, JUDGES, DOWN) = range(6)
-DRAW = DOWN + 1
+# of `cells`, or 0 for a constant), whether drafts are judged, whether what is drawn is taken from the most, the first
+# row of the law among the tails, and whether it has one for each kind of request and each judgement before.
+(LAW, ARGUMENT, LARGEST_AT, LARGEST, JUDGES, DOWN, TAIL, VARIES) = range(8)
+DRAW = VARIES + 1
 # `segments`, int64 [states, segments, ...].
 (COUNT_AT, FIRST_ROW, IN_LOGITS, IN_ADAPTER, IN_SAMPLED, KIND) = range(6)
 SEGMENT = KIND + 1
@@ -39,5 +40,9 @@ SEGMENT = KIND + 1
 CURRENT, PEAK = range(2)
 USED_PAGES, COMMITTED_SLOTS, PROVISIONAL_SLOTS, SCRATCH_SLOTS, RUNNING_REQUESTS, WAITING_REQUESTS = range(6)
 LEVELS = 6
+# What a request's judgement before the present one found: there was none, all live drafts were accepted, or one was
+# rejected.
+AT_START, AFTER_ALL, AFTER_REJECTION = range(3)
+LASTS = 3
 # Why a compiled run comes back.
 ENDS, PAUSES, WAITS_UNTIL, STUCK, LOADS, RESIZES = range(6)

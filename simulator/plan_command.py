@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,12 +21,14 @@ from rich.table import Table
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.chart import short
 from fsm_spec.simulator.command import show
+from fsm_spec.simulator.faults import Faults
 from fsm_spec.simulator.money import price_per_million
 from fsm_spec.simulator.point import Result
 from fsm_spec.simulator.report import duration
 from fsm_spec.simulator.search import RateSearch, front, max_rate, min_gpus, tiers
 from fsm_spec.simulator.slo import parse_slos
 from fsm_spec.simulator.study import PARAM, Study
+from fsm_spec.simulator.sweep import add_column, by_spec
 from fsm_spec.simulator.workers import Workers
 
 REQUESTS_OF_A_RATE = 200  # of one seed: enough for a p95, and a search stays within minutes
@@ -36,7 +39,7 @@ FRONT = (("throughput_tok_s_gpu", 1), ("user_tok_s", 1))
 
 @dataclass(frozen=True)
 class Asked:
-    """Hold what was asked for, as it was written; `base` holds the fields of `Scenario` that all points share."""
+    """Hold what was asked for, as it was written; `given` names the options that were; `base` holds what all share."""
 
     goal: str
     specs: tuple[str, ...]
@@ -47,12 +50,14 @@ class Asked:
     rate: float | None
     users: str
     accept: tuple[str, ...]
+    acceptance: tuple[str, ...]
     drafter: tuple[str, ...]
     vary: tuple[str, ...]
     price: float | None
     policy_out: Path | None
     seeds: int
     precision: float
+    given: frozenset[str]
     base: dict[str, Any]
 
 
@@ -65,12 +70,12 @@ def execute(
     csv: Path | None,
     parquet: Path | None,
     as_json: bool,
+    faults: Faults,
 ) -> None:
     """Search, print and write; raises UserError for options that do not fit the goal."""
-    _check(asked)
     by_rate = asked.goal in ("max-rate", "min-gpus")
-    if by_rate and (csv or parquet):
-        raise UserError("--csv and --parquet hold the points of tiers and pareto; leave them out")
+    _check(asked, faults)
+    faults.raise_any()
     with _progress() as progress:
         pool = Workers(workers, ray, resume, progress)
         try:
@@ -83,25 +88,55 @@ def execute(
         show(lambda console: _print(console, asked, document))
 
 
-def _check(asked: Asked) -> None:
-    """Refuse options without effect, and missing ones, for the goal."""
-    limits = asked.goal in ("max-rate", "min-gpus")
-    if limits and not asked.slos:
-        raise UserError(f"--goal {asked.goal} needs limits; give, for example, --slo ttft_p95=500ms")
-    if asked.goal == "min-gpus" and asked.rate is None:
-        raise UserError("--goal min-gpus needs the load to carry; give, for example, --rate 20")
-    if asked.rate is not None and (asked.goal != "min-gpus" or not asked.rate > 0):
-        raise UserError("--rate is the load of --goal min-gpus and lies above 0; leave it out or mend it")
-    if asked.vary and limits:
-        raise UserError(f"--vary would have no effect on --goal {asked.goal}; use --set")
-    if asked.goal == "tiers" and len(asked.vary) != 1:
-        raise UserError("--goal tiers needs one --vary, such as --vary b=4,8,16")
-    if asked.policy_out is not None and (asked.goal != "tiers" or len(asked.specs) > 1):
-        raise UserError("--policy-out holds the tiers of one spec; take --goal tiers and one spec")
-    if not 0.001 <= asked.precision <= 1:
-        raise UserError(f"--precision {asked.precision:g} lies outside 0.001 to 1; write 0.03")
-    if asked.price is not None and not asked.price > 0:
-        raise UserError(f"--price-per-gpu-hour {asked.price:g} is no price above 0; leave it out or mend it")
+# Options that say nothing to a goal.
+NO_EFFECT = {
+    "max-rate": ("users", "vary", "rate", "price", "policy_out", "csv", "parquet"),
+    "min-gpus": ("users", "vary", "price", "policy_out", "csv", "parquet"),
+    "tiers": ("arrivals", "rate", "seeds", "precision"),
+    "pareto": ("arrivals", "rate", "seeds", "precision", "policy_out"),
+}
+OPTIONS = {"price": "price-per-gpu-hour", "policy_out": "policy-out"}
+
+
+def _check(asked: Asked, faults: Faults) -> None:
+    """Note options without effect, missing ones, and faulty ones, for the goal."""
+    goal, limits = asked.goal, asked.goal in ("max-rate", "min-gpus")
+    for name in NO_EFFECT[goal]:
+        if name in asked.given:
+            faults.note(f"--{OPTIONS.get(name, name)} would have no effect on --goal {goal}; leave it out")
+    wrong = {
+        f"--goal {goal} needs limits; give, for example, --slo ttft_p95=500ms": limits and not asked.slos,
+        "--goal min-gpus needs the load to carry; give, for example, --rate 20": goal == "min-gpus"
+        and asked.rate is None,
+        "--rate is a load above 0; mend it": asked.rate is not None and not asked.rate > 0,
+        "--goal tiers needs one --vary, such as --vary b=4,8,16": goal == "tiers" and len(asked.vary) != 1,
+        "--policy-out holds the tiers of one spec; give one spec": asked.policy_out is not None
+        and len(asked.specs) > 1,
+        f"--precision {asked.precision:g} lies outside 0.001 to 1; write 0.03": not 0.001
+        <= asked.precision
+        <= 1,
+        f"--price-per-gpu-hour {asked.price} is no price above 0; leave it out or mend it": asked.price
+        is not None
+        and not asked.price > 0,
+    }
+    for sentence, holds in wrong.items():
+        if holds:
+            faults.note(sentence)
+    _check_values(asked, faults, limits=limits)
+
+
+def _check_values(asked: Asked, faults: Faults, *, limits: bool) -> None:
+    """Note what cannot be read of the options that hold lists."""
+    faults.take(lambda: parse_slos(asked.slos))
+    faults.take(lambda: _named(asked))
+    lists = [("--tp", asked.tp)] if limits else [("--tp", asked.tp), ("--users", asked.users)]
+    for option, text in lists:
+        for word in text.split(","):
+            faults.take(partial(_count, word, option))
+    for text in asked.vary:
+        faults.take(partial(_varied, text))
+    if limits:
+        faults.take(lambda: _arrivals(asked.arrivals))
 
 
 # By rate --------------------------------------------------------------------------------------------------------
@@ -147,10 +182,8 @@ def _by_users(asked: Asked, workers: Workers, csv: Path | None, parquet: Path | 
     users = [_count(word, "--users") for word in asked.users.split(",")]
     over: dict[str, Sequence[Any]] = {"arrivals": [f"closed:{count}" for count in users]}
     for text in asked.vary:
-        name, equals, values = text.partition("=")
-        if not equals or not name.strip():
-            raise UserError(f'--vary "{text}" is no NAME=V1,V2; write, for example, --vary b=4,8,16')
-        over[f"{PARAM}{name.strip()}"] = [_count(word, "--vary") for word in values.split(",")]
+        name, values = _varied(text)
+        over[f"{PARAM}{name}"] = values
     study = _study(asked, over, workers).run()
     for row in study.rows:
         _complete(row, asked.price)
@@ -225,7 +258,7 @@ def _complete(row: Result, price: float | None) -> None:
     row["users"] = int(row["arrivals"].removeprefix("closed:"))
     if row["error"]:
         return
-    row["user_tok_s"] = round(1e3 / row["tpot_ms_p50"], 3) if row["tpot_ms_p50"] else None
+    row["user_tok_s"] = round(1e3 / row["per_token_ms_p50"], 3) if row["per_token_ms_p50"] else None
     if price is not None:
         row["price_per_million_tokens"] = price_per_million(price, row["throughput_tok_s_gpu"])
 
@@ -245,25 +278,24 @@ def _study(asked: Asked, over: dict[str, Sequence[Any]], workers: Workers) -> St
             "tensor_parallel": [_count(word, "--tp") for word in asked.tp.split(",")],
             **over,
         },
-        accept=_by_spec(asked.accept, asked.specs, "--accept"),
-        drafter=_by_spec(asked.drafter, asked.specs, "--drafter"),
+        named=_named(asked),
         slos=asked.slos,
         workers=workers,
     )
 
 
-def _by_spec(texts: Sequence[str], specs: Sequence[str], option: str) -> dict[str, str]:
-    """Read `SPEC=VALUE` or a value for all specs."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            found |= dict.fromkeys(specs, text)
-        elif name not in specs:
-            raise UserError(f'{option} "{text}": {name} is not among {", ".join(specs)}; name one of them')
-        else:
-            found[name] = value
-    return found
+def _named(asked: Asked) -> dict[str, dict[str, str]]:
+    """Read the options that differ by spec."""
+    texts = {"accept": asked.accept, "acceptance": asked.acceptance, "drafter": asked.drafter}
+    return by_spec(texts, asked.specs)
+
+
+def _varied(text: str) -> tuple[str, list[int]]:
+    """Read `NAME=V1,V2`."""
+    name, equals, values = text.partition("=")
+    if not equals or not name.strip():
+        raise UserError(f'--vary "{text}" is no NAME=V1,V2; write, for example, --vary b=4,8,16')
+    return name.strip(), [_count(word, "--vary") for word in values.split(",")]
 
 
 def _count(word: str, option: str) -> int:
@@ -348,7 +380,7 @@ def _front(rows: Sequence[Result], *, priced: bool) -> Table:
         "bound",
         *(["a million"] if priced else []),
     ):
-        table.add_column(column, justify="left" if column in ("spec", "hardware") else "right", no_wrap=True)
+        add_column(table, column, named=column in ("spec", "hardware"))
     for row in sorted(rows, key=lambda row: row["users"]):
         bound = max(("compute", "memory", "latency"), key=lambda name: float(row[f"bound_{name}"]))
         params = [
@@ -358,7 +390,8 @@ def _front(rows: Sequence[Result], *, priced: bool) -> Table:
         cells += [short(row["user_tok_s"]), short(row["throughput_tok_s_gpu"]), bound]
         table.add_row(*cells, *([f"{row['price_per_million_tokens']:.3f}"] if priced else []))
     table.caption = (
-        "a user, a GPU: tok/s of one; bound: by what most of the time; a million: price of so many tokens"
+        "a user: tokens over its whole time; a GPU: tok/s of one; bound: by what most of the time;"
+        " a million: price of so many tokens"
     )
     return table
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fsm_spec.errors import FsmSpecError
@@ -15,7 +16,9 @@ from fsm_spec.simulator.scenario import Scenario, prepare
 from fsm_spec.simulator.simulation import Results
 from fsm_spec.simulator.slo import Slo, goodput
 
-LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "per_token_ms")
+# Fields of a scenario that may name a file.
+FILES = ("spec", "policy", "acceptance", "profile", "arrivals")
 STATISTICS = ("mean", "p50", "p95", "p99")
 
 Result = dict[str, Any]
@@ -23,8 +26,14 @@ Result = dict[str, Any]
 
 def key_of(scenario: Scenario) -> str:
     """Return a name of the scenario that its file of results can find it by."""
-    text = json.dumps(scenario.model_dump(), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    fields = scenario.model_dump()
+    found = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    # Files may change between two runs that resume each other.
+    for name in FILES:
+        path = Path(str(fields[name] or "").removeprefix("trace:").partition(":")[0])
+        if path.is_file():
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def evaluate(scenario: Scenario, slos: Sequence[Slo] = ()) -> Result:
@@ -41,7 +50,7 @@ def evaluate(scenario: Scenario, slos: Sequence[Slo] = ()) -> Result:
 def _evaluated(scenario: Scenario, slos: Sequence[Slo]) -> Result:
     prepared = prepare(scenario)
     results: Results = (
-        prepared.simulation().run() if prepared.cluster.alone else Cluster(prepared, prepared.cluster).run()
+        prepared.simulation().run() if prepared.alone else Cluster(prepared, prepared.cluster).run()
     )
     summary, usage, gpus = results.summary, results.usage, scenario.tensor_parallel
     if isinstance(results, ClusterResults):

@@ -38,6 +38,7 @@ class Replica:
     """
 
     def __init__(self, prepared: Prepared, number: int, most: int, since_ns: int, role: str = "both") -> None:
+        recalls = prepared.cluster.prefix_cache
         self.number, self.role, self.up = number, role, True
         self.since_ns, self.until_ns = since_ns, -1
         self.parts: list[Part] = []
@@ -50,8 +51,16 @@ class Replica:
         self._columns = empty
         laws = prepared.laws_of(number)
         self.run = PackedRun(
-            prepared.table, prepared.policy, prepared.pool, prepared.cost, empty, laws, keep=True
+            prepared.table,
+            prepared.policy,
+            prepared.pool,
+            prepared.cost,
+            empty,
+            laws,
+            keep=True,
+            recalls=recalls,
         )
+        self._kinds = prepared.laws.kinds
         self.run.window.loaded = 0
         self.run.world[p.LOADED] = self.run.world[p.REQUESTS] = 0
 
@@ -83,6 +92,8 @@ class Replica:
         )
         window.extend(row + 1)
         window.log[p.HIT, row & (window.size - 1)] = hit
+        # What a request is like moves with it.
+        window.log[p.TEXT_KIND, row & (window.size - 1)] = int(self._kinds(np.array([part.request]))[0])
         self.parts.append(part)
         world[p.LOADED] = world[p.REQUESTS] = row + 1
         return row

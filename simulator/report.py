@@ -12,7 +12,8 @@ from rich.table import Table
 
 from fsm_spec.simulator.bill import Bill
 from fsm_spec.simulator.chart import short
-from fsm_spec.simulator.metrics import Latency, Summary
+from fsm_spec.simulator.memory import GIB
+from fsm_spec.simulator.metrics import KvUse, Latency, Summary
 from fsm_spec.simulator.timeline import Timeline
 
 
@@ -27,6 +28,10 @@ class Scenario:
     diagram_svg: str = ""
     notes: tuple[str, ...] = field(default=())
     bill: Bill | None = None
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes of one accelerator by what takes them; empty where nothing is known."""
+    dwell_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that all requests together spent in each state; empty where nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ def _three(value: float) -> str:
 ROWS = (
     Row("output throughput, tok/s", lambda s: s.throughput_tok_s, short, 1),
     Row("requests/s", lambda s: s.throughput_req_s, _two, 1),
+    Row("a user, tok/s (first token included)", lambda s: s.user_tok_s, short, 1),
     Row("TTFT p50", lambda s: s.ttft_ms.p50 if s.ttft_ms.count else None, duration, -1),
     Row("TTFT p95", lambda s: s.ttft_ms.p95 if s.ttft_ms.count else None, duration, -1),
     Row("TPOT p50", lambda s: s.tpot_ms.p50 if s.tpot_ms.count else None, duration, -1),
@@ -102,6 +108,7 @@ ROWS = (
     Row("preemptions", lambda s: float(s.preemptions), short, -1),
     Row("KV pool in use, mean", lambda s: s.kv.mean_pages / s.kv.pages if s.kv else None, percent),
     Row("KV pool in use, peak", lambda s: s.kv.peak_pages / s.kv.pages if s.kv else None, percent),
+    Row("reserved KV slots that hold nothing", lambda s: s.kv.unused_share if s.kv else None, percent, -1),
     Row("goodput, requests/s", lambda b: b.goodput_req_s, _two, 1, of_bill=True),
     Row(
         "between bursts, p50",
@@ -110,7 +117,10 @@ ROWS = (
         -1,
         of_bill=True,
     ),
+    Row("operations on drafts", lambda b: b.drafts_flops_share, percent, of_bill=True),
     Row("operations on rejected drafts", lambda b: b.wasted_flops_share, percent, -1, of_bill=True),
+    Row("bytes for drafts", lambda b: b.drafts_bytes_share, percent, of_bill=True),
+    Row("bytes for rejected drafts", lambda b: b.wasted_bytes_share, percent, -1, of_bill=True),
     Row("at the memory ceiling", lambda b: b.bandwidth_utilisation, percent, of_bill=True),
     Row("at the compute ceiling", lambda b: b.flops_utilisation, percent, of_bill=True),
     Row("accelerator waits", lambda b: b.idle_share, percent, -1, of_bill=True),
@@ -129,25 +139,35 @@ def print_report(console: Console, scenarios: Sequence[Scenario]) -> None:
     if len(scenarios) == 1:
         _print_one(console, scenarios[0])
     else:
-        console.print(comparison_table(scenarios))
+        # So many columns as fit beside each other, about twenty letters each.
+        count = max(2, (console.width - 28) // 20)
+        for first in range(0, len(scenarios), count):
+            columns = range(first, min(first + count, len(scenarios)))
+            console.print(comparison_table(scenarios, columns))
     for scenario in scenarios:
         for note in scenario.notes:
             console.print(f"{scenario.name}: {note}", markup=False, highlight=False)
 
 
-def comparison_table(scenarios: Sequence[Scenario]) -> Table:
-    """Return one column a scenario and one line a result."""
+def comparison_table(scenarios: Sequence[Scenario], columns: range | None = None) -> Table:
+    """Return one column a scenario and one line a result, of all scenarios or of those in `columns`."""
+    columns = range(len(scenarios)) if columns is None else columns
     shared = shared_settings(scenarios)
-    table = Table(
-        title=escape("  ".join(f"{key} {value}" for key, value in shared.items())), title_justify="left"
-    )
-    table.add_column("")
-    for scenario in scenarios:
+    title = "  ".join(f"{key} {value}" for key, value in shared.items()) if columns.start == 0 else ""
+    table = Table(title=escape(title) or None, title_justify="left")
+    table.add_column("", min_width=20)
+    rows = known_rows(scenarios)
+    cells = [row.cells(scenarios) for row in rows]
+    for index in columns:
+        scenario = scenarios[index]
         own = [f"{key} {value}" for key, value in scenario.settings.items() if key not in shared]
-        table.add_column(escape("\n".join((scenario.name, *own))), justify="right")
-    for row in known_rows(scenarios):
-        cells = row.cells(scenarios)
-        table.add_row(row.name, *(f"[bold green]{text}[/]" if best else text for text, best in cells))
+        # A number is never cut; names and settings go over several lines.
+        widest = max(len(line[index][0]) for line in cells)
+        head = escape("\n".join((scenario.name, *own)))
+        table.add_column(head, justify="right", min_width=widest, overflow="fold")
+    for row, line in zip(rows, cells, strict=True):
+        mine = (line[index] for index in columns)
+        table.add_row(row.name, *(f"[bold green]{text}[/]" if best else text for text, best in mine))
     return table
 
 
@@ -207,3 +227,37 @@ def _print_one(console: Console, scenario: Scenario) -> None:
         for kind, mean in summary.kv.mean_slots.items():
             slots.add_row(kind, short(mean), short(summary.kv.peak_slots[kind]))
         console.print(slots)
+        if summary.kv.tiers:
+            console.print(tier_table(summary.kv))
+    if scenario.dwell_s:
+        console.print(dwell_table(scenario.dwell_s))
+    if scenario.memory:
+        console.print(memory_table(scenario.memory))
+
+
+def tier_table(kv: KvUse) -> Table:
+    """Return what each tier held, and how much of it was empty."""
+    table = Table("tier", "KV pages, mean", "requests, mean", "reserved but empty")
+    for size, use in kv.tiers.items():
+        table.add_row(
+            str(size), short(use["mean_pages"]), short(use["mean_running"]), percent(use["unused_share"])
+        )
+    return table
+
+
+def dwell_table(dwell_s: dict[str, float]) -> Table:
+    """Return in which states requests spent their time."""
+    table = Table("state", "request seconds", "share")
+    total = sum(dwell_s.values()) or 1.0
+    for name, seconds in dwell_s.items():
+        table.add_row(name, f"{seconds:.4g}", percent(seconds / total))
+    return table
+
+
+def memory_table(memory: dict[str, int]) -> Table:
+    """Return what takes the memory of one accelerator."""
+    table = Table("memory of an accelerator", "GiB")
+    table.columns[1].justify = "right"
+    for name, size in memory.items():
+        table.add_row(name, f"{size / GIB:.2f}")
+    return table

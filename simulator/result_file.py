@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.metrics import KvUse, Latency, Summary
 from fsm_spec.simulator.report import Scenario
@@ -67,6 +69,7 @@ def _summary(run: dict[str, Any]) -> Summary:
         ttft_ms=Latency(**run["ttft_ms"]),
         tpot_ms=Latency(**run["tpot_ms"]),
         e2e_ms=Latency(**run["e2e_ms"]),
+        per_token_ms=Latency(**run.get("per_token_ms", Latency.of(np.zeros(0)).to_dict())),
         drafted=drafts["drafted"],
         accepted=drafts["accepted"],
         kv=None if kv is None else KvUse(**{name: kv[name] for name in use}),

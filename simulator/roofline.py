@@ -43,7 +43,7 @@ AMOUNTS, SHARES, LATENCY = range(3)
  ADAPTER_PARAMETERS, ADAPTER_START_NS, HEAD_PARAMETERS, HEAD_START_NS, PAIR_FLOPS, LAYER_KV_BYTES, KV_REFERENCE_BYTES,
  PAIR_REFERENCE, LAYERS, ATTENTION_FLOOR_NS, ROW_ACTIVATION_BYTES, ACTIVATION_FLOOR_NS, LOGITS_BYTES, SAMPLER_PASSES,
  SAMPLER_NS, ROW_REDUCE_BYTES, REDUCE_LINK_BYTES, LINK, REDUCE_FLOOR_NS, DRAFT_STEPS, DRAFT_PARAMETERS, DRAFT_ROWS,
- DRAFT_START_NS, DRAFT_KV_BYTES, REPLAY_NS, HOST_STEP_NS, HOST_SEQUENCE_NS, OVERLAPPED) = range(43)  # fmt: skip
+ DRAFT_START_NS, DRAFT_KV_BYTES, REPLAY_NS, HOST_STEP_NS, HOST_SEQUENCE_NS, FUSED, OVERLAPPED) = range(44)  # fmt: skip
 CONSTANTS: Final = OVERLAPPED + 1
 
 Numbers = NDArray[np.float64]
@@ -160,7 +160,10 @@ def _price_rows(work, constants, curves, parts):
             parts[part, column] = 0.0
     parameters, size = constants[BLOCKS_PARAMETERS], constants[BLOCKS_BYTES]
     mfu, reach = curves[BLOCKS_MFU], bandwidth * constants[BLOCKS_MBU]
-    parts[BLOCKS, START_NS] = constants[BLOCKS_START_NS]
+    # Weights with the adapter fused in are a second set, which a launch with rows of both reads too.
+    views = 2.0 if constants[FUSED] and 0 < work[ADAPTER_ROWS] < rows else 1.0
+    size *= views
+    parts[BLOCKS, START_NS] = views * constants[BLOCKS_START_NS]
     _linear(
         parts[BLOCKS], parameters, size, rows, constants[BLOCKS_PEAK], reach, mfu, constants[BLOCKS_OVERLAP]
     )
@@ -336,13 +339,17 @@ def _launch_ns(work, constants, curves, parts):
 
 
 @jit(sources=(__file__,))
-def use(parts, usage):
-    """Add a launch to what a run has used: time by part and by the bound that binds it, operations and bytes."""
+def use(parts, usage, bound_ns):
+    """Add a launch to what a run has used: time by part and by the bound that binds it, operations and bytes.
+
+    `bound_ns` int64 [FLOPS] takes the time by bound alone.
+    """
     for index in range(len(parts)):
         part = parts[index]
         bound = MEMORY_NS if part[MEMORY_NS] >= part[COMPUTE_NS] else COMPUTE_NS
         bound = FLOOR_NS if part[FLOOR_NS] + part[START_NS] > part[bound] else bound
         usage[index, bound] += part[PART_NS]
+        bound_ns[bound] += int(part[PART_NS])
         usage[index, FLOPS] += part[FLOPS]
         usage[index, BYTES] += part[BYTES]
 

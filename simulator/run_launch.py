@@ -32,7 +32,7 @@ number = compiled(draws.number, "number", sources=SOURCES, mix=mix)
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def launch(
     step, world, states, cells, log, segments, visible, drawing, leads, survival, starts, work, constants, curves,
-    parts, known, usage, dwell, line, levels, running, chunks,
+    parts, known, usage, dwell, line, levels, bound_ns, running, chunks,
 ):  # fmt: skip
     """Launch until every running request is back at a round point or at its end; give the number of launches."""
     launches = 0
@@ -42,13 +42,13 @@ def launch(
         # Chunks ride with the first launch that reads the weights anyway.
         ride = chunks > 0 and (running == 0 or any_rows)
         _count(step, world, states, cells, log, segments, visible, work, first, last, ride)
-        record(world, states, cells, dwell, line, levels, world[p.NOW_NS] + world[p.DEVICE_NS])
+        record(world, states, cells, dwell, line, levels, bound_ns, world[p.NOW_NS] + world[p.DEVICE_NS])
         # The n-th launch of an iteration is mostly the n-th of the one before, a little later.
         place = min(launches, len(parts) - 1)
         launches += 1
         ns = roofline.device_ns_again(work, constants, curves, parts[place], known[place])
         if ns:
-            roofline.use(parts[place], usage)
+            roofline.use(parts[place], usage, bound_ns)
         world[p.DEVICE_NS] += ns
         world[p.BUSY_NS] += ns
         world[p.SEQUENCES] = max(world[p.SEQUENCES], work[roofline.REQUESTS])
@@ -227,13 +227,18 @@ def _draw(world, states, cells, log, drawing, survival, starts, state):
             if most > 0:
                 turn = np.uint64(log[p.ROUNDS, row])
                 drawn = number(starts[law, 0], np.uint64(request), turn, starts[law, 1], np.uint64(0))
-                while count < most and survival[law, count] > drawn:
+                tail = draw[p.TAIL]
+                if draw[p.VARIES]:
+                    tail += p.LASTS * log[p.TEXT_KIND, row] + log[p.LAST, row]
+                while count < most and survival[tail, count] > drawn:
                     count += 1
             cells[draw[p.ARGUMENT], i] = most - count if draw[p.DOWN] else count
             if draw[p.JUDGES]:
                 log[p.DRAFTED, row] += most
                 log[p.ACCEPTED, row] += count
                 cells[p.ACCEPTED_NOW, i] = count
+                if most > 0:
+                    log[p.LAST, row] = p.AFTER_REJECTION if count < most else p.AFTER_ALL
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)

@@ -14,20 +14,30 @@ from pathlib import Path
 from fsm_spec.jit import jit
 from fsm_spec.simulator import places as p
 from fsm_spec.simulator import roofline
+from fsm_spec.simulator.free_queue import NOBODY, give
 from fsm_spec.simulator.run_launch import launch
 from fsm_spec.simulator.run_plan import plan, remove
-from fsm_spec.simulator.run_record import record
+from fsm_spec.simulator.run_record import integrate, record
 
 SOURCES = tuple(
     str(Path(__file__).with_name(f"{name}.py"))
-    for name in ("run_loop", "run_launch", "run_plan", "run_record", "places", "draws", "roofline")
+    for name in (
+        "run_loop",
+        "run_launch",
+        "run_plan",
+        "run_record",
+        "free_queue",
+        "places",
+        "draws",
+        "roofline",
+    )
 )
 
 
 @jit(sources=SOURCES, no_cfunc_wrapper=True)
 def advance(
-    step, world, states, cells, log, queue, returned, segments, visible, drawing, leads, survival, starts, work,
-    constants, curves, parts, known, usage, dwell, line, levels, until_ns,
+    step, world, states, cells, log, queue, returned, freed, segments, visible, drawing, leads, survival, starts,
+    work, constants, curves, parts, known, usage, dwell, line, levels, bound_ns, until_ns,
 ):  # fmt: skip
     """Run iterations that start before `until_ns`; say why it comes back.
 
@@ -49,14 +59,15 @@ def advance(
             return p.PAUSES
         working = world[p.LIVE] > 0 or world[p.RETURNED] > 0 or world[p.NEXT] > world[p.FRESH]
         if working and world[p.TIERED] and _resizes(world, states, cells):
+            integrate(world, dwell, line, levels, world[p.NOW_NS])
             return p.RESIZES
         if working:
-            running, chunks = plan(step, world, states, cells, log, queue, returned)
+            running, chunks = plan(step, world, states, cells, log, queue, returned, freed)
             launches = launch(
                 step, world, states, cells, log, segments, visible, drawing, leads, survival, starts, work,
-                constants, curves, parts, known, usage, dwell, line, levels, running, chunks,
+                constants, curves, parts, known, usage, dwell, line, levels, bound_ns, running, chunks,
             )  # fmt: skip
-            _release(world, cells)
+            _release(world, cells, freed)
             world[p.ITERATIONS] += 1
             world[p.LAUNCHES] += launches
             if launches or world[p.ENDED] or world[p.PREEMPTED_NOW] or world[p.ADMITTED_NOW]:
@@ -68,7 +79,7 @@ def advance(
                 world[p.IN_FLIGHT] = 1
                 continue
         world[p.KEEP] = world[p.PROVISIONAL] = world[p.SCRATCH] = 0
-        record(world, states, cells, dwell, line, levels, world[p.NOW_NS])
+        record(world, states, cells, dwell, line, levels, bound_ns, world[p.NOW_NS])
         arrival_ns = _next_arrival(world, log)
         if arrival_ns < 0:
             return p.STUCK if working else p.ENDS
@@ -103,11 +114,13 @@ def _next_arrival(world, log):
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _release(world, cells):
+def _release(world, cells, freed):
     """Let ended requests go; their numbers stand in row ENDED_OF."""
     world[p.ENDED] = 0
     for i in range(world[p.LIVE]):
         if cells[p.STATE_OF, i] == world[p.END]:
+            if world[p.RECALLS]:
+                world[p.RUNS_FREE] = give(freed, world[p.RUNS_FREE], NOBODY, cells[p.PAGES, i])
             cells[p.ENDED_OF, world[p.ENDED]] = cells[p.REQUEST, i]
             world[p.ENDED] += 1
     if world[p.ENDED]:

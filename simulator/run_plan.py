@@ -17,29 +17,37 @@ from fsm_spec import policy
 from fsm_spec.compiled import decide
 from fsm_spec.jit import jit
 from fsm_spec.simulator import places as p
+from fsm_spec.simulator.free_queue import NOBODY, give, left, recall, take
 
-SOURCES = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("run_plan", "places"))
+SOURCES = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("run_plan", "free_queue", "places"))
 PREEMPTED, RUNS, WAITS = policy.PREEMPTED, policy.RUNS, policy.WAITS
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def plan(step, world, states, cells, log, queue, returned):
+def plan(step, world, states, cells, log, queue, returned, freed):
     """Decide and carry out one iteration's moves; give how many requests run and how many prefill a chunk."""
     world[p.PREEMPTED_NOW] = world[p.ADMITTED_NOW] = 0
     waiting = world[p.RETURNED] + world[p.NEXT] - world[p.FRESH]
     total, all_run = _needs(world, states, cells)
     live = world[p.LIVE]
     if waiting == 0 and all_run and total <= world[p.POOL_PAGES]:
+        if world[p.RECALLS]:
+            _follow(world, cells, freed, p.NEED)
         for i in range(live):
             cells[p.PAGES, i] = cells[p.NEED, i]
             cells[p.ACTION, i] = RUNS
             cells[p.CHUNK, i] = 0
         return live, 0
-    queued = _queued(world, log, queue, returned)
+    queued = _queued(world, log, queue, returned, freed)
     admitted = _decided(world, states, cells, log, queue, queued)
+    if world[p.RECALLS]:
+        _remember(world, cells, freed)
+        _follow(world, cells, freed, p.OWNED)
+    for i in range(live):
+        cells[p.PAGES, i] = cells[p.OWNED, i]
     _preempt(step, world, cells, log, returned)
     for index in range(admitted):
-        _admit(step, world, cells, log, returned, queue[index, 0], cells[p.ADMIT_TOKENS, index])
+        _admit(step, world, cells, log, returned, freed, queue[index, 0], cells[p.ADMIT_TOKENS, index])
     running, chunks = 0, 0
     for i in range(world[p.LIVE]):
         running += cells[p.ACTION, i] == RUNS
@@ -69,9 +77,12 @@ def _needs(world, states, cells):
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _queued(world, log, queue, returned):
+def _queued(world, log, queue, returned, freed):
     """List the head of the queue: preempted requests are older than all that never ran."""
     again = world[p.RETURNED]
+    if world[p.RECALLS]:
+        for index in range(again):
+            _find(world, log, freed, returned[index])
     count = again + min(world[p.NEXT] - world[p.FRESH], world[p.QUEUE_SEEN])
     for index in range(count):
         row = (returned[index] if index < again else world[p.FRESH] + index - again) & world[p.WINDOW]
@@ -96,7 +107,7 @@ def _decided(world, states, cells, log, queue, queued):
         promised += log[p.LONGEST, row]
     for index in range(queued):
         cells[p.ADMIT_TOKENS, index] = 0
-    admitted = decide(
+    return decide(
         world[p.ADMISSION],
         world[p.MIXED],
         world[p.BUDGET],
@@ -115,9 +126,40 @@ def _decided(world, states, cells, log, queue, queued):
         cells[p.CHUNK, :live],
         cells[p.ADMIT_TOKENS, :queued],
     )
-    for i in range(live):
-        cells[p.PAGES, i] = cells[p.OWNED, i]
-    return admitted
+
+
+# Free pages that still hold what a preempted request computed ------------------------------------------------------
+
+
+@jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _remember(world, cells, freed):
+    """Give the pages of those who are preempted back: full ones can be found again, the last one goes first."""
+    for i in range(world[p.LIVE]):
+        if cells[p.ACTION, i] == PREEMPTED:
+            full = min(cells[p.PAGES, i], cells[p.KV, i] // world[p.PAGE_SIZE])
+            runs = give(freed, world[p.RUNS_FREE], NOBODY, cells[p.PAGES, i] - full)
+            world[p.RUNS_FREE] = give(freed, runs, cells[p.REQUEST, i], full)
+
+
+@jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _follow(world, cells, freed, wanted):
+    """Take the pages by which requests grow, and give those by which they shrink; `wanted` is a row of `cells`."""
+    more = fewer = 0
+    for i in range(world[p.LIVE]):
+        if cells[p.ACTION, i] != PREEMPTED:
+            change = cells[wanted, i] - cells[p.PAGES, i]
+            more += max(0, change)
+            fewer += max(0, -change)
+    world[p.RUNS_FREE] = give(freed, world[p.RUNS_FREE], NOBODY, fewer)
+    world[p.RUNS_FREE] = take(freed, world[p.RUNS_FREE], more)
+
+
+@jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _find(world, log, freed, request):
+    """Note how many slots of a preempted request are still there: full pages, and never the whole text."""
+    row, size = request & world[p.WINDOW], world[p.PAGE_SIZE]
+    pages = min(left(freed, world[p.RUNS_FREE], request), (log[p.FILL, row] - 1) // size)
+    log[p.HIT, row] = max(0, pages) * size
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -139,7 +181,7 @@ def _preempt(step, world, cells, log, returned):
         request = cells[p.REQUEST, i]
         row = request & world[p.WINDOW]
         log[p.PREEMPTIONS, row] += 1
-        log[p.HIT, row] = 0
+        log[p.HIT, row] = log[p.LAST, row] = 0
         log[p.FILL, row] = cells[world[p.RESULTS], i]
         log[p.TAKE, row] = -(-log[p.FILL, row] // world[p.PAGE_SIZE])
         where = world[p.RETURNED]
@@ -167,7 +209,7 @@ def remove(world, cells, row, value):
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _admit(step, world, cells, log, returned, pages, tokens):
+def _admit(step, world, cells, log, returned, freed, pages, tokens):
     """Give the first waiting request its place among the live ones, its pages and its first chunk."""
     fresh = world[p.RETURNED] == 0
     if fresh:
@@ -186,6 +228,16 @@ def _admit(step, world, cells, log, returned, pages, tokens):
     for each in range(p.REQUEST, world[p.ARGS]):
         cells[each, i] = 0
     row = request & world[p.WINDOW]
+    if world[p.RECALLS]:
+        if not fresh:
+            # Who grew in this iteration may have taken some since the queue was listed.
+            _find(world, log, freed, request)
+            found = log[p.HIT, row] // world[p.PAGE_SIZE]
+            world[p.HIT_SLOTS] += log[p.HIT, row]
+            world[p.RUNS_FREE] = recall(freed, world[p.RUNS_FREE], request, found)
+            world[p.RUNS_FREE] = take(freed, world[p.RUNS_FREE], pages - found)
+        else:
+            world[p.RUNS_FREE] = take(freed, world[p.RUNS_FREE], pages)
     cells[p.REQUEST, i] = request
     cells[p.PAGES, i] = pages
     cells[p.ACTION, i] = WAITS

@@ -14,9 +14,9 @@ SOURCES = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("run_re
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def record(world, states, cells, dwell, line, levels, now_ns):
-    """Set the levels that hold from now on, and add the tokens emitted since the last record."""
-    _advance(world, dwell, line, levels, now_ns)
+def record(world, states, cells, dwell, line, levels, bound_ns, now_ns):
+    """Set the levels that hold from now on, and add tokens and time by bound since the last record."""
+    integrate(world, dwell, line, levels, now_ns)
     live = world[p.LIVE]
     used = committed = 0
     for state in range(len(states)):
@@ -45,10 +45,13 @@ def record(world, states, cells, dwell, line, levels, now_ns):
     # What happens at the end of a bucket belongs to it: its tokens were made during it.
     line[p.LEVELS, world[p.BUCKET]] += world[p.TOKENS]
     world[p.TOKENS] = 0
+    for bound in range(len(bound_ns)):
+        line[p.LEVELS + 1 + bound, world[p.BUCKET]] += bound_ns[bound]
+        bound_ns[bound] = 0
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _advance(world, dwell, line, levels, now_ns):
+def integrate(world, dwell, line, levels, now_ns):
     """Integrate the present levels up to now, over as many buckets as that takes."""
     start = world[p.LINE_NS]
     if now_ns == start:

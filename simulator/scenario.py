@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from fsm_spec.chances import ACCEPT_FORMS
 from fsm_spec.compile import compile_table
-from fsm_spec.errors import FsmSpecError, UserError
+from fsm_spec.errors import UserError
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_impossible
-from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
 from fsm_spec.simulator.cluster_options import ClusterOptions, parse_cluster
 from fsm_spec.simulator.cost import CostModel, Host
 from fsm_spec.simulator.drafter import Drafter, drafter_of, parse_drafter
+from fsm_spec.simulator.faults import Faults
 from fsm_spec.simulator.hardware import Hardware, load_hardware
 from fsm_spec.simulator.kernel_table import load_kernel_table
-from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.memory import DEFAULT_PAGE_SIZE, Memory, MemoryOptions, plan_memory
 from fsm_spec.simulator.model import ModelShape, load_model
-from fsm_spec.simulator.outcomes import Laws, most_drafts
+from fsm_spec.simulator.outcome_options import acceptance_of, lookup_of, needs, unmasking_of
+from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.profile import Profile, load_profile
+from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.simulation import Simulation
 from fsm_spec.simulator.workload import (
     Requests,
@@ -41,8 +40,8 @@ from fsm_spec.trace import TraceWriter
 DEFAULT_ADAPTER_RANK = 128  # Uno (arXiv 2609.04010) and I-DLM's LoRA variant (arXiv 2604.11035)
 # Of a closed loop without a number of its own: the start weighs little, and a sweep costs the same at every width.
 REQUESTS_A_USER = 4
-
-Part = TypeVar("Part")
+# Admissions under which a running request may lose its pages.
+PREEMPTING = ("holdback", "preempt")
 
 
 class Scenario(BaseModel):
@@ -63,6 +62,9 @@ class Scenario(BaseModel):
     kernels: str | None = Field(default=None, description="common prefix of measured kernel tables")
     profile: str | None = Field(default=None, description="file of numbers that replace the catalogue's")
     adapter_rank: int | None = Field(default=None, description="rank of the gated adapter")
+    fused_adapter: bool = Field(
+        default=False, description="forwards of the adapter have weights of their own, with it fused in"
+    )
     arrivals: str = Field(
         description="when requests arrive: poisson:RATE, closed:CONCURRENCY, trace:FILE, ..."
     )
@@ -74,6 +76,11 @@ class Scenario(BaseModel):
     shared_prefix: str | None = Field(default=None, description="GROUPS:TOKENS that prompts begin with")
     turns: str | None = Field(default=None, description="TURNS:THINK of a session, seconds between turns")
     accept: str | None = Field(default=None, description="acceptance of drafts by position, or geometric")
+    acceptance: str | None = Field(default=None, description="file of acceptance profiles")
+    mix: str | None = Field(default=None, description="NAME=WEIGHT,... of the profiles that are taken")
+    concentration: float | None = Field(
+        default=None, description="requests differ: their rates are beta-distributed with this concentration"
+    )
     drafter: str | None = Field(default=None, description="LAYERS:STEPS[:ROWS[:VOCABULARY]] of a draft model")
     lookup: float | None = Field(default=None, description="chance that a lookup finds drafts")
     unmask: str | None = Field(
@@ -109,7 +116,15 @@ class Prepared:
     laws: Laws
     cluster: ClusterOptions
 
-    def simulation(self, *, trace: TraceWriter | None = None, checked: bool = False) -> Simulation:
+    @property
+    def alone(self) -> bool:
+        """Say whether one replica runs it, without a router: a prefix cache matters then only after preemptions."""
+        cached = self.cluster.prefix_cache and self.requests.prefixes is not None
+        return not cached and replace(self.cluster, prefix_cache=False).alone
+
+    def simulation(
+        self, *, trace: TraceWriter | None = None, checked: bool = False, rounds: RoundLog | None = None
+    ) -> Simulation:
         """Give a run of the scenario, not yet started."""
         return Simulation(
             self.table,
@@ -120,6 +135,8 @@ class Prepared:
             self.laws,
             trace=trace,
             checked=checked,
+            recalls=self.cluster.prefix_cache,
+            rounds=rounds,
         )
 
     def laws_of(self, replica: int) -> Laws:
@@ -161,6 +178,7 @@ class Prepared:
             "kernels": Path(scenario.kernels).name if scenario.kernels else "",
             "profile": Path(scenario.profile).name if scenario.profile else "",
             "adapter rank": str(self.cost.adapter_rank) if self.cost.adapter_rank else "",
+            "adapter": "fused into a second copy of the weights" if self.cost.fused_adapter else "",
             **self.cluster.describe(),
             "policy": self.policy.policy,
             "running at most": str(self.policy.max_running),
@@ -170,46 +188,28 @@ class Prepared:
         return {key: value for key, value in settings.items() if value}
 
 
-class _Faults:
-    """Collect the sentences of all faults, so that one run shows them all."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def take(self, make: Callable[[], Part]) -> Part | None:
-        """Give what `make` gives, or None and note its fault."""
-        try:
-            return make()
-        except FsmSpecError as error:
-            self.found += [line for line in str(error).splitlines() if line not in self.found]
-            return None
-
-    def raise_any(self) -> None:
-        """Raise UserError with one line a fault."""
-        if self.found:
-            raise UserError("\n".join(self.found))
-
-
 def prepare(scenario: Scenario) -> Prepared:
     """Check a scenario and give its parts; raises UserError with one sentence a line for all its faults."""
-    faults = _Faults()
+    faults = Faults()
     loaded = faults.take(lambda: load(scenario.spec))
     policy = faults.take(lambda: _policy(scenario))
     table = faults.take(lambda: _table(loaded, scenario.params, policy or ALONE)) if loaded else None
     model = faults.take(lambda: load_model(scenario.model))
     profile = faults.take(lambda: _profile(scenario))
     requests = faults.take(lambda: _workload(scenario).generate())
-    acceptance = faults.take(lambda: _acceptance(scenario, table)) if table else None
-    lookup = faults.take(lambda: _lookup(scenario, table)) if table else None
-    unmasking = faults.take(lambda: _unmasking(scenario, table)) if table else None
+    acceptance = faults.take(lambda: acceptance_of(scenario, table)) if table else None
+    lookup = faults.take(lambda: lookup_of(scenario, table)) if table else None
+    unmasking = faults.take(lambda: unmasking_of(scenario, table)) if table else None
     rank = faults.take(lambda: _adapter_rank(scenario, table)) if table else None
     cost = memory = hardware = None
     if model and profile and rank is not None:
         hardware = profile.hardware
         drafter = faults.take(lambda: _drafter(scenario, table)) if table else None
         cost = faults.take(lambda: _cost(scenario, model, profile, rank, drafter))
-        memory = faults.take(lambda: _memory(scenario, model, hardware, rank, drafter))
-    cluster = faults.take(lambda: _cluster(scenario))
+        if table and policy and requests:
+            rows = _most_rows(table, policy, requests)
+            memory = faults.take(lambda: _memory(scenario, model, hardware, rank, drafter, rows))
+    cluster = faults.take(lambda: _cluster(scenario, policy, requests))
     faults.raise_any()
     assert cluster is not None
     assert loaded and table and model and hardware and cost and memory and policy  # noqa: PT018 - without faults all are there
@@ -238,17 +238,6 @@ def prepare(scenario: Scenario) -> Prepared:
         Laws(acceptance, lookup, unmasking),
         cluster,
     )
-
-
-def needs(table: Table) -> Mapping[str, bool]:
-    """Tell which of the options accept, lookup, unmask and adapter_rank have an effect on a spec."""
-    gated = any(segment.adapter for plan in table.forwards.values() for segment in plan.segments)
-    return {
-        "accept": most_drafts(table, "accept") > 0,
-        "lookup": most_drafts(table, "lookup") > 0,
-        "unmask": most_drafts(table, "unmask") > 0,
-        "adapter_rank": gated,
-    }
 
 
 def _table(loaded: Loaded, params: Mapping[str, int], policy: Policy) -> Table:
@@ -280,61 +269,10 @@ def _workload(scenario: Scenario) -> Workload:
     return Workload(arrivals, prompt, output, requests, scenario.seed, sessions)
 
 
-def _acceptance(scenario: Scenario, table: Table) -> Acceptance | None:
-    drafts = most_drafts(table, "accept")
-    if scenario.accept is None:
-        plural = "" if drafts == 1 else "s"
-        if drafts:
-            raise UserError(
-                f"{table.name} judges {drafts} draft{plural} a round, and a simulator does not know how many are"
-                f" accepted; give --accept with {drafts} rate{plural}, or as {ACCEPT_FORMS}"
-            )
-        return None
-    acceptance = parse_accept(scenario.accept, scenario.seed)
-    if acceptance.geometric and not drafts:
-        raise UserError(f"--accept would have no effect, because {table.name} judges 0 drafts; leave it out")
-    acceptance.check(drafts, table.name)
-    return acceptance
-
-
-def _lookup(scenario: Scenario, table: Table) -> Lookup | None:
-    wanted = needs(table)["lookup"]
-    if scenario.lookup is None and wanted:
-        raise UserError(
-            f"{table.name} drafts by lookup, and how often one finds drafts depends on the text; give --lookup with a"
-            f" chance from 0 to 1"
-        )
-    if scenario.lookup is not None and not wanted:
-        raise UserError(
-            f"--lookup would have no effect, because {table.name} has no operator lookup; leave it out"
-        )
-    return None if scenario.lookup is None else Lookup(scenario.lookup, scenario.seed)
-
-
-def _unmasking(scenario: Scenario, table: Table) -> Unmasking | None:
-    masks = most_drafts(table, "unmask")
-    if scenario.unmask is None:
-        if masks:
-            raise UserError(
-                f"{table.name} fills masks by confidence, and how many a pass fills depends on model and text; give"
-                " --unmask geometric:RATE, the chance that one more mask is filled"
-            )
-        return None
-    if not masks:
-        raise UserError(
-            f"--unmask would have no effect, because {table.name} fills no masks by confidence; leave it out"
-        )
-    unmasking = parse_unmask(scenario.unmask, scenario.seed)
-    if not unmasking.geometric and len(unmasking.rates) != masks:
-        raise UserError(
-            f"--unmask gives {len(unmasking.rates)} rates, but up to {masks} masks are filled beyond the surest one;"
-            f" give {masks} rates or geometric:RATE"
-        )
-    return unmasking
-
-
 def _adapter_rank(scenario: Scenario, table: Table) -> int:
     gated = needs(table)["adapter_rank"]
+    if scenario.fused_adapter:
+        _refuse_fused(table)
     if scenario.adapter_rank is None:
         return DEFAULT_ADAPTER_RANK if gated else 0
     if not gated:
@@ -344,7 +282,34 @@ def _adapter_rank(scenario: Scenario, table: Table) -> int:
     return scenario.adapter_rank
 
 
-def _cluster(scenario: Scenario) -> ClusterOptions:
+def _refuse_fused(table: Table) -> None:
+    """Raise UserError where weights with the adapter fused in would have no use, or a forward needs both."""
+    for name, plan in table.forwards.items():
+        gates = {segment.adapter for segment in plan.segments}
+        if len(gates) > 1:
+            raise UserError(
+                f"--fused-adapter cannot serve {table.name}, whose forward {name} has rows with and without the"
+                f" adapter; leave it out"
+            )
+    if not needs(table)["adapter_rank"]:
+        raise UserError(
+            f"--fused-adapter would have no effect, because {table.name} has no adapter rows; leave it out"
+        )
+
+
+def _cluster(scenario: Scenario, policy: Policy | None, requests: Requests | None) -> ClusterOptions:
+    texts = requests is None or requests.prefixes is not None
+    if scenario.prefix_cache and not texts:
+        way_out = "give --shared-prefix, --turns or a trace with hashes or sessions"
+        if scenario.routing == "prefix":
+            raise UserError(
+                f"--routing prefix would have no effect, as no two requests share text; {way_out}"
+            )
+        if policy is not None and policy.admit not in PREEMPTING:
+            raise UserError(
+                f"--prefix-cache would have no effect, because no two requests have text in common and the policy"
+                f" {policy.policy} preempts none; {way_out}"
+            )
     return parse_cluster(
         scenario.replicas,
         scenario.routing,
@@ -390,14 +355,41 @@ def _cost(
         host=profile.host,
         table=table,
         drafter=drafter,
+        fused_adapter=scenario.fused_adapter,
     )
 
 
+def _most_rows(table: Table, policy: Policy, requests: Requests) -> tuple[int, int]:
+    """Give the rows of a forward at most, and those of them whose logits are needed: as many requests as may run."""
+    running = min(policy.max_running, requests.concurrency or policy.max_running)
+    blocks = [
+        (
+            sum(each.max_count for each in plan.segments),
+            sum(each.max_count for each in plan.segments if each.logits != "none"),
+        )
+        for plan in table.forwards.values()
+        if plan.model is None
+    ]
+    rows, logits = (max(each) for each in zip(*blocks, strict=True))
+    return max(policy.prefill.tokens, running * rows), running * max(logits, 1)
+
+
 def _memory(
-    scenario: Scenario, model: ModelShape, hardware: Hardware, rank: int, drafter: Drafter | None
+    scenario: Scenario,
+    model: ModelShape,
+    hardware: Hardware,
+    rank: int,
+    drafter: Drafter | None,
+    rows: tuple[int, int],
 ) -> Memory:
     options = MemoryOptions(
-        page_size=scenario.page_size, pages=scenario.pages, adapter_rank=rank, drafter=drafter
+        page_size=scenario.page_size,
+        pages=scenario.pages,
+        adapter_rank=rank,
+        drafter=drafter,
+        fused_adapter=scenario.fused_adapter,
+        rows=rows[0],
+        logits_rows=rows[1],
     )
     return plan_memory(
         model,

@@ -29,6 +29,7 @@ from fsm_spec.simulator.metrics import (
 from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.overload import Overload
 from fsm_spec.simulator.packed_run import PackedRun
+from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.sketch import MOST_EXACT
 from fsm_spec.simulator.stepped_run import SteppedRun
 from fsm_spec.simulator.timeline import Timeline
@@ -77,7 +78,9 @@ class Results:
 class Simulation:
     """Simulate `requests` on one replica: `table` under `policy` and `pool`, priced by `cost`.
 
-    `checked` asserts conservation at every event; it and a `trace` make the run go step by step, as `stepwise` does.
+    `checked` asserts conservation at every event; it, a `trace` and a log of `rounds` make the run go step by step, as
+    `stepwise` does. Where it `recalls`, preempted requests find those of their pages that nobody took meanwhile.
+
     Raises UserError where a law of the outcomes is missing or a request can never run.
     """
 
@@ -93,6 +96,8 @@ class Simulation:
         trace: TraceWriter | None = None,
         checked: bool = False,
         stepwise: bool = False,
+        recalls: bool = False,
+        rounds: RoundLog | None = None,
         most_kept: int = MOST_EXACT,
     ) -> None:
         self.requests = requests
@@ -100,11 +105,18 @@ class Simulation:
         self.pool = pool
         self.timeline = Timeline(LEVELS, AMOUNTS)
         self.replica: SteppedRun | PackedRun
-        if stepwise or checked or trace is not None:
-            self.replica = SteppedRun(table, policy, pool, cost, requests, laws, trace=trace, checked=checked)
+        if stepwise or checked or trace is not None or rounds is not None:
+            if recalls:
+                raise UserError(
+                    "a run step by step forgets what preempted requests computed; leave out --prefix-cache, or --trace"
+                    " and --perfetto"
+                )
+            self.replica = SteppedRun(
+                table, policy, pool, cost, requests, laws, trace=trace, checked=checked, rounds=rounds
+            )
         else:
             keep = len(requests) <= most_kept
-            self.replica = PackedRun(table, policy, pool, cost, requests, laws, keep=keep)
+            self.replica = PackedRun(table, policy, pool, cost, requests, laws, keep=keep, recalls=recalls)
 
     def compile(self) -> None:
         """Compile what the run calls, or load what was compiled before; else `run` does so."""
@@ -139,7 +151,10 @@ class Simulation:
         end_ns = int(environment.now)
         self.timeline.close(end_ns)
         return Results(
-            tally.summary(end_ns, KvUse.of(self.timeline, self.pool.pages, self.pool.page_size)),
+            tally.summary(
+                end_ns,
+                KvUse.of(self.timeline, self.pool.pages, self.pool.page_size, self.replica.tier_totals),
+            ),
             rows[0] if keep else None,
             self.timeline,
             self.replica.iterations,

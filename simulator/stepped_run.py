@@ -11,15 +11,16 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from fsm_spec.engine import Engine, Iteration
+from fsm_spec.engine import Engine, Iteration, Launch
 from fsm_spec.errors import UserError
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.simulator import roofline
 from fsm_spec.simulator.backend import SimulatedBackend
 from fsm_spec.simulator.conservation import Conservation
 from fsm_spec.simulator.cost import CostModel, Work
-from fsm_spec.simulator.metrics import UNSET, RequestLog, Usage
+from fsm_spec.simulator.metrics import BOUNDS, LEVELS, UNSET, RequestLog, Usage, add_tier
 from fsm_spec.simulator.outcomes import Laws
+from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.stuck import MOST_EMPTY_ITERATIONS, stuck
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.work import InFlight
@@ -39,7 +40,7 @@ class SteppedRun:
     Raises UserError where a law of the outcomes is missing or a request can never run.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a scenario, and what watches it
         self,
         table: Table,
         policy: Policy,
@@ -50,15 +51,23 @@ class SteppedRun:
         *,
         trace: TraceWriter | None = None,
         checked: bool = False,
+        rounds: RoundLog | None = None,
     ) -> None:
         self.requests = requests
         self.cost = cost
         self.log = RequestLog.of(requests)
         tiers = tiers_of(table, policy)
-        self.backend = SimulatedBackend(tiers.largest, self.log, laws, self._launched, tiers.distinct)
+        self._tiers = tiers
+        self.tier_totals: dict[int, list[int]] = {}
+        self._counted = [0] * len(LEVELS)
+        self.backend = SimulatedBackend(
+            tiers.largest, self.log, laws, self._launched, self._count_tier, tiers.distinct
+        )
         self.conservation = Conservation(self.backend, lambda: self.engine) if checked else None
         self.engine = Engine(table, policy, pool, self.conservation or self.backend, trace)
         self.launches = 0
+        self._rounds = rounds
+        self._emitted: dict[int, int] = {}
         self._timeline: Timeline | None = None
         self._progress: Callable[[int], None] | None = None
         self._now = 0
@@ -68,6 +77,7 @@ class SteppedRun:
         self._finished = 0
         self._empty = 0
         self._busy_ns = 0
+        self._bound_ns = np.zeros(len(BOUNDS), np.int64)
         self._used = np.zeros((len(roofline.PARTS), roofline.COLUMNS))
         self._dwell_ns = [0] * len(table.states)
         self._by_state = [0] * len(table.states)
@@ -110,6 +120,7 @@ class SteppedRun:
                 arrival = self._next_arrival()
                 self._record()
                 if arrival is None:
+                    self._count_tier()
                     if report is not None:
                         raise self._stuck()
                     take(self.log)
@@ -118,8 +129,11 @@ class SteppedRun:
                 continue
             self._refuse_circle(report)
             self._note_admitted(report)
+            start_ns = self._now
             yield environment.timeout(self._iteration_ns())
             self._now = int(environment.now)
+            if self._rounds is not None:
+                self._close_round(self._rounds, start_ns)
             self._note_done(report)
 
     def _iteration_ns(self) -> int:
@@ -130,13 +144,22 @@ class SteppedRun:
         self._busy_ns += device
         return int(roofline.step_ns(device, sequences, self.cost.constants))
 
-    def _launched(self, work: Work, flight: InFlight) -> None:
+    def _close_round(self, rounds: RoundLog, start_ns: int) -> None:
+        """Note what each request of an iteration got."""
+        now = {request: int(self.log.emitted[request]) for request in rounds.requests}
+        got = {request: total - self._emitted.get(request, 0) for request, total in now.items()}
+        self._emitted |= now
+        rounds.close(start_ns, self._now, got)
+
+    def _launched(self, launch: Launch, work: Work, flight: InFlight) -> None:
         """Price a launch, and record what is held while it runs."""
         self._record(flight, sum(self._device_ns))
         self.launches += 1
         ns = self.cost.device_ns(work)
         if ns:
-            roofline.use(self.cost.priced(work), self._used)
+            roofline.use(self.cost.priced(work), self._used, self._bound_ns)
+        if self._rounds is not None:
+            self._rounds.launch(launch, self._now + sum(self._device_ns), ns, work.rows)
         self._device_ns.append(ns)
         self._sequences = max(self._sequences, work.requests)
 
@@ -196,9 +219,21 @@ class SteppedRun:
             len(engine.waiting),
         )
         assert self._timeline is not None
-        self._timeline.record(self._now + ahead_ns, levels, (self.backend.tokens,))
+        amounts = (self.backend.tokens, *self._bound_ns.tolist())
+        self._timeline.record(self._now + ahead_ns, levels, amounts)
+        self._bound_ns[:] = 0
         self.backend.tokens = 0
         self._dwell(self._now + ahead_ns)
+
+    def _count_tier(self) -> None:
+        """Add what was held since the last time to the tier that ran up to now."""
+        size = self._tiers.size(self.backend.table)
+        if size is None or self._timeline is None:
+            return
+        self._timeline.close(max(self._now, self._timeline.now_ns))
+        totals = self._timeline.totals()
+        add_tier(self.tier_totals, size, totals, self._counted)
+        self._counted = totals
 
     def _dwell(self, now_ns: int) -> None:
         """Add the time since the last record to the states that requests were in."""

@@ -25,8 +25,9 @@ from pydantic import ValidationError
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.load import load
+from fsm_spec.simulator.outcome_options import needs
 from fsm_spec.simulator.point import Result
-from fsm_spec.simulator.scenario import Scenario, needs
+from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.search import front
 from fsm_spec.simulator.slo import parse_slos
 from fsm_spec.simulator.workers import Workers
@@ -42,7 +43,7 @@ class Study:
     """Hold scenarios that differ in a few fields, and their results once run.
 
     `base` holds fields of `Scenario`; `over` lists of values by field, or by `set.NAME` for a parameter of a spec.
-    `accept`, `lookup` and `drafter` by spec name go to the specs they name.
+    `accept` and the fields in `named`, such as `drafter`, are values by spec name.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Study:
         *,
         over: Mapping[str, Sequence[Any]] | None = None,
         accept: Mapping[str, str] | None = None,
-        drafter: Mapping[str, str] | None = None,
+        named: Mapping[str, Mapping[str, str]] | None = None,
         slos: Sequence[str] = (),
         workers: Workers | None = None,
     ) -> None:
@@ -59,8 +60,7 @@ class Study:
         self.over = dict(over or {})
         self.slos = parse_slos(slos)
         self.workers = workers or Workers()
-        named = {"accept": accept or {}, "drafter": drafter or {}}
-        self.points = list(_points(base, self.over, named))
+        self.points = list(_points(base, self.over, {"accept": accept or {}, **(named or {})}))
         self.rows: list[Result] = []
 
     def run(self) -> Study:

@@ -13,10 +13,23 @@ from fsm_spec.errors import UserError
 from fsm_spec.findings import nearest
 from fsm_spec.load import load
 from fsm_spec.simulator.chart import short
+from fsm_spec.simulator.outcome_options import needs
 from fsm_spec.simulator.report import Scenario as Reported
 from fsm_spec.simulator.report import duration, shared_settings
-from fsm_spec.simulator.scenario import Scenario, needs
+from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.workload import parse_arrivals
+
+# Letters of the widest numbers of a column, such as `12,345` tok/s or `12.3 ms`; titles are no wider.
+NUMBER_WIDTH = {
+    "users": 5,
+    "TTFT": 7,
+    "TPOT": 7,
+    "accepted": 8,
+    "forward": 7,
+    "KV": 5,
+    "bound": 7,
+    "a million": 9,
+}
 
 
 def sweep_arrivals(text: str) -> list[str]:
@@ -32,14 +45,42 @@ def sweep_arrivals(text: str) -> list[str]:
     return result
 
 
-def compare(specs: Sequence[str], arrivals: Sequence[str], base: Mapping[str, Any]) -> list[Scenario]:
+def by_spec(options: Mapping[str, Sequence[str]], specs: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Read `SPEC=VALUE`, or a value for all specs, of each option; raises UserError for other names."""
+    return {option: _by_spec(texts, specs, f"--{option}") for option, texts in options.items()}
+
+
+def _by_spec(texts: Sequence[str], specs: Sequence[str], option: str) -> dict[str, str]:
+    of_all = [text for text in texts if "=" not in text]
+    if len(of_all) > 1:
+        raise UserError(f"{option} is given {len(of_all)} times for all specs; give one, or SPEC=VALUE")
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if equals and name not in specs:
+            raise UserError(f'{option} "{text}": {name} is not among {", ".join(specs)}; name one of them')
+        if name in found:
+            raise UserError(f'{option} "{text}": {name} has a value already; give each spec one')
+        if equals:
+            found[name] = value
+    return {**dict.fromkeys(specs, of_all[0]), **found} if of_all else found
+
+
+def compare(
+    specs: Sequence[str],
+    arrivals: Sequence[str],
+    base: Mapping[str, Any],
+    named: Mapping[str, Mapping[str, str]],
+) -> list[Scenario]:
     """Spread options over several specs and arrivals, specs outermost; each option goes to the specs it affects.
 
-    `base` holds the other fields of `Scenario`. An option that has an effect on none of the specs goes to all, and is
+    `base` holds the other fields of `Scenario`, `named` those that differ, by spec. An
+    option that has an effect on none of the specs goes to all, and is
     refused by `prepare`. Raises UserError for a parameter that no spec has.
     """
     if len(specs) == 1:
-        return [Scenario(**{**base, "spec": specs[0], "arrivals": each}) for each in arrivals]
+        own_fields = {option: values[specs[0]] for option, values in named.items() if specs[0] in values}
+        return [Scenario(**{**base, **own_fields, "spec": specs[0], "arrivals": each}) for each in arrivals]
     loaded = {spec: load(spec).spec for spec in specs}
     params: Mapping[str, int] = base.get("params", {})
     for name in params:
@@ -55,11 +96,20 @@ def compare(specs: Sequence[str], arrivals: Sequence[str], base: Mapping[str, An
     result = []
     for spec in specs:
         fields = {**base, "spec": spec, "params": own[spec]}
+        fields |= {option: values[spec] for option, values in named.items() if spec in values}
         for option, here in wanted[spec].items():
             if not here and any(other[option] for other in wanted.values()):
                 fields[option] = None
         result += [Scenario(**{**fields, "arrivals": each}) for each in arrivals]
     return result
+
+
+def add_column(table: Table, title: str, *, named: bool = False) -> None:
+    """Add a column of numbers, which are never cut, or of names, which go over several lines where space is short."""
+    if named:
+        table.add_column(title, overflow="fold")
+    else:
+        table.add_column(title, justify="right", no_wrap=True, min_width=NUMBER_WIDTH.get(title, 6))
 
 
 def sweep_table(scenarios: Sequence[Reported]) -> Table:
@@ -73,7 +123,7 @@ def sweep_table(scenarios: Sequence[Reported]) -> Table:
         padding=(0, 1, 0, 0),
     )
     for column in ("spec", "users", "tok/s", "a user", "TTFT", "TPOT", "accepted", "forward", "KV"):
-        table.add_column(column, justify="left" if column == "spec" else "right", no_wrap=True)
+        add_column(table, column, named=column == "spec")
     before = ""
     for scenario in scenarios:
         if before and scenario.name != before:
@@ -81,8 +131,8 @@ def sweep_table(scenarios: Sequence[Reported]) -> Table:
         table.add_row("" if scenario.name == before else scenario.name, *_cells(scenario))
         before = scenario.name
     table.caption = (
-        "a user: tok/s of one request; TTFT, TPOT: medians; accepted: tokens a round (acceptance length);"
-        " forward: tokens per forward; KV: peak of the pool"
+        "a user: tok/s of one request, first token included; TTFT, TPOT: medians; accepted: tokens a round"
+        " (acceptance length); forward: tokens per forward; KV: peak of the pool"
     )
     return table
 
@@ -104,7 +154,7 @@ def _cells(scenario: Reported) -> tuple[str, ...]:
     return (
         scenario.settings["arrivals"].removeprefix("closed:"),
         short(summary.throughput_tok_s),
-        short(1000 / tpot) if tpot else "-",
+        "-" if summary.user_tok_s is None else short(summary.user_tok_s),
         duration(summary.ttft_ms.p50) if summary.ttft_ms.count else "-",
         duration(tpot) if summary.tpot_ms.count else "-",
         "-" if summary.acceptance_length is None else f"{summary.acceptance_length:.2f}",

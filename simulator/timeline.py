@@ -119,6 +119,10 @@ class Timeline:
         sums = self._sums[self.amounts.index(name)]
         return [amount * 1e9 / span for amount, span in zip(sums, self._spans_ns(), strict=False)]
 
+    def totals(self) -> list[int]:
+        """Return the integral of each level over the run so far, in levels times nanoseconds."""
+        return [sum(integrals) for integrals in self._integrals]
+
     def mean(self, name: str) -> float:
         """Return the time-weighted mean of a level over the run so far."""
         return sum(self._integrals[self.levels.index(name)]) / self.now_ns if self.now_ns else 0.0

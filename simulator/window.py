@@ -34,12 +34,21 @@ Integers = NDArray[np.int64]
 class Window:
     """Hold a row a request, in `log` int64 [LOG, size]: request r stands at r modulo the size, a power of two.
 
+    `kinds` gives the kinds by which drafts of requests are accepted.
     Raises UserError for the first request that can never run.
     """
 
-    def __init__(self, table: Table, policy: Policy, pool: Pool, requests: Requests, size: int) -> None:
+    def __init__(
+        self,
+        table: Table,
+        policy: Policy,
+        pool: Pool,
+        requests: Requests,
+        size: int,
+        kinds: Callable[[Integers], Integers],
+    ) -> None:
         self._table, self._pool, self._policy = table, pool, policy
-        self._requests = requests
+        self._requests, self._kinds = requests, kinds
         self._refuse()
         self.log = np.zeros((p.LOG, 1 << (max(size, 1) - 1).bit_length()), np.int64)
         self.first = self.loaded = 0
@@ -67,6 +76,7 @@ class Window:
         log[p.TAKE, rows] = np.where(limit > 0, pool.pages_of(fill), 0)
         log[p.LONGEST, rows] = np.where(limit > 0, self._longest(prompt, limit), 0)
         log[p.FILL, rows] = np.where(limit > 0, fill, 0)
+        log[p.TEXT_KIND, rows] = self._kinds(np.arange(begin, end))
         for place in (p.ADMITTED_NS, p.FIRST_TOKEN_NS, p.FINISH_NS):
             log[place, rows] = UNSET
         self.loaded = end

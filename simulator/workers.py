@@ -119,16 +119,33 @@ class Workers:
 
 
 def _on_ray(address: str, fresh: dict[str, Scenario], slos: Sequence[Slo]) -> Iterator[tuple[str, Result]]:
-    """Run on a Ray cluster; `auto` starts or finds one."""
+    """Run on a Ray cluster; `auto` finds one, else starts one on this machine, which is stopped at the end."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray  # type: ignore[import-not-found]  # noqa: PLC0415 - a layer of its own
     except ImportError:
         raise UserError("--ray needs Ray, which is not installed; run pip install fsm-spec[ray]") from None
+    mine = not ray.is_initialized()
     try:
-        if not ray.is_initialized():
-            ray.init(address=None if address == "auto" else address, log_to_driver=False)
-    except ConnectionError as error:
-        raise UserError(f"--ray {address}: no cluster answers there ({error}); give auto") from error
+        if mine:
+            where = None if address == "auto" else address
+            ray.init(address=where, log_to_driver=False, logging_level="error")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"--ray {address}: no cluster answers there ({reason}); give auto") from error
+    try:
+        yield from _remotely(ray, fresh, slos)
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def _remotely(
+    ray: Any,  # noqa: ANN401 - a layer of its own
+    fresh: dict[str, Scenario],
+    slos: Sequence[Slo],
+) -> Iterator[tuple[str, Result]]:
+    """Run each point as a task; one whose worker dies again and again is a failed point."""
     remote: Any = ray.remote(max_retries=MOST_CRASHES)(evaluate)
     running = {remote.remote(scenario, tuple(slos)): key for key, scenario in fresh.items()}
     while running:

@@ -26,8 +26,9 @@ from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.metrics import RequestLog
+from fsm_spec.simulator.mixture import Mixture, TextProfile
 from fsm_spec.simulator.model import load_model
-from fsm_spec.simulator.outcomes import Laws
+from fsm_spec.simulator.outcomes import Laws, drawn
 from fsm_spec.simulator.simulation import Results, Simulation
 from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
 from fsm_spec.spec import Spec
@@ -72,10 +73,12 @@ def everything(results: Results) -> dict[str, Any]:
     }
 
 
-def both(table: Table, requests: Requests, policy: Policy, pool: Pool, cost: CostModel = COST) -> Results:
+def both(
+    table: Table, requests: Requests, policy: Policy, pool: Pool, cost: CostModel = COST, laws: Laws = LAWS
+) -> Results:
     """Run both ways, hold them to each other, and give the results."""
     runs = [
-        Simulation(table, policy, pool, cost, requests, LAWS, stepwise=stepwise).run()
+        Simulation(table, policy, pool, cost, requests, laws, stepwise=stepwise).run()
         for stepwise in (True, False)
     ]
     stepped, packed = map(everything, runs)
@@ -87,11 +90,7 @@ def both(table: Table, requests: Requests, policy: Policy, pool: Pool, cost: Cos
 def laws_known(spec: str) -> bool:
     """Tell whether the simulator has laws for all that a spec's operators find."""
     table = compile_table(load(spec).spec)
-    return all(
-        draw.op in ("accept", "lookup")
-        for draws in packed_table.drawn(table).draws.values()
-        for draw in draws
-    )
+    return all(draw.op in ("accept", "lookup") for draws in drawn(table).draws.values() for draw in draws)
 
 
 SPECS = sorted(filter(laws_known, shipped()))
@@ -117,7 +116,36 @@ def test_tiers_switch_at_the_same_iterations(spec: str) -> None:
     """A run goes on under another table as soon as the number of running requests asks for it, both ways."""
     steps = [{"to": 2, "value": 6}, {"to": 5, "value": 4}, {"value": 2}]
     policy = Policy.model_validate({"tier": {"param": "b", "steps": steps}})
-    both(compile_table(load(spec).spec, {"b": 4}), workload("open", 60), policy, Pool(150, 4))
+    found = both(compile_table(load(spec).spec, {"b": 4}), workload("open", 60), policy, Pool(150, 4))
+    kv = found.summary.kv
+    assert kv is not None
+    assert {2, 4, 6} == set(kv.tiers)
+    assert kv.mean_pages == pytest.approx(sum(tier["mean_pages"] for tier in kv.tiers.values()), rel=1e-4)
+    assert all(0 < tier["unused_share"] < 1 for tier in kv.tiers.values())
+
+
+MIXTURE = Mixture(
+    (
+        TextProfile("code", (0.9, 0.8, 0.7), after_rejection=(0.4, 0.3, 0.2), weight=2, concentration=4),
+        TextProfile("chat", (0.5, 0.5, 0.5), at_start=(1.0, 0.0, 0.5), concentration=0.5),
+    ),
+    "drawn",
+    seed=3,
+)
+
+
+@pytest.mark.parametrize("spec", ["isd", "uno_linear"])
+def test_requests_that_differ_and_rounds_that_remember(spec: str) -> None:
+    """Kinds of requests, and what the judgement before found, also over preemptions and tables of tiers."""
+    laws = Laws(MIXTURE, Lookup(0.6, 3))
+    fields, pool = POLICIES["starved"]
+    table = compile_table(load(spec).spec)
+    results = both(
+        table, workload("open", 60), Policy.model_validate({"policy": "p", **fields}), pool, laws=laws
+    )
+    assert results.summary.preemptions > 0
+    plain = Simulation(table, Policy(), pool, COST, workload("open", 60), LAWS).run()
+    assert plain.summary.accepted != results.summary.accepted
 
 
 @settings(max_examples=2, deadline=None, derandomize=True)

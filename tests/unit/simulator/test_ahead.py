@@ -24,11 +24,11 @@ def test_blocks_of_rounds_change_no_draw(name: str, steps: list[tuple[int, int]]
     """Requests that skip rounds, and rounds with fewer live drafts, draw what they would draw alone."""
     law = LAWS[name]
     alone = law.accepted if isinstance(law, Acceptance) else law.found
-    ahead = Ahead(law, 4, 3)
+    ahead, row = Ahead(law, 4, 3), np.zeros(3, np.int64)
     requests, rounds = np.arange(3), np.array([0, 7, 30])
     for skipped, live in steps:
         rounds = rounds + 1 + skipped * np.array([1, ROUNDS, 0])
         most = np.array([live, 4, 1], np.int32)
-        found = ahead.draw(most, requests, rounds)
+        found = ahead.draw(most, requests, rounds, row)
         assert alone(most, requests, rounds).tolist() == found.tolist()
         assert np.int32 == found.dtype

@@ -135,9 +135,28 @@ def test_pages_can_be_given_and_memory_split() -> None:
     assert adapted.pages < one.pages
 
 
+def test_memory_is_divided_without_rest() -> None:
+    """All parts are the accelerator; peaks grow with rows and with those that need logits, and refusals say them."""
+    model, hardware = load_model("qwen3-8b"), load_hardware("h100")
+    memory = plan_memory(model, hardware, options=MemoryOptions(rows=4096, logits_rows=512))
+    assert hardware.hbm_bytes == sum(memory.parts.values())
+    # Residual and norm of 4,096 numbers, and gate, up and product of 12,288, in 16 bits each.
+    assert 2 * 4096 * (2 * 4096 + 3 * 12_288) == memory.parts["activations"]
+    assert 2 * 4 * 512 * 151_936 == memory.parts["logits"]
+    usual = plan_memory(model, hardware)
+    assert usual.pages > memory.pages
+    fused = plan_memory(model, hardware, options=MemoryOptions(adapter_rank=128, fused_adapter=True))
+    assert 2 * model.gemm_parameters == fused.parts["weights with the adapter fused in"]
+    assert "adapter" not in fused.parts
+    with pytest.raises(
+        UserError, match=r"fewer --max-running \(activations and logits of 80000 rows take 93"
+    ):
+        plan_memory(model, hardware, options=MemoryOptions(rows=80_000, logits_rows=76_800))
+
+
 def test_what_does_not_fit_says_by_how_much() -> None:
     """Both numbers stand in the sentence."""
-    with pytest.raises(UserError, match=r"needs 131\.4 GiB .* h100 leaves 70\.4 GiB"):
+    with pytest.raises(UserError, match=r"needs 131\.4 GiB .* h100 leaves 70\.2 GiB"):
         plan_memory(load_model("llama-3.1-70b"), load_hardware("h100"))
     with pytest.raises(UserError, match=r"100000 pages of 64 tokens needs 796\.2 GiB"):
         plan_memory(load_model("llama-3.1-8b"), load_hardware("h100"), options=MemoryOptions(pages=100_000))

@@ -79,61 +79,6 @@ def test_same_seed_same_bytes() -> None:
     assert first["ttft_ms"] != other["ttft_ms"]
 
 
-def test_every_option_changes_the_result(tmp_path: Path) -> None:
-    """No option is accepted and ignored."""
-    profile = tmp_path / "profile.yaml"
-    profile.write_text("source: here\nhardware: {hbm_gb_s: 2000}\n", encoding="utf-8")
-    # Long prompts, so that KV costs time, and one page too few for two requests to reserve their longest case.
-    starved = [
-        "simulate",
-        "uno_linear",
-        "--model",
-        "llama-3.1-8b",
-        "--hardware",
-        "h100",
-        "--arrivals",
-        "poisson:900",
-    ]
-    starved += ["--input", "2000", "--output", "8", "--requests", "5", "--pages", "251", "--page-size", "16"]
-    starved += ["--accept", "0.8,0.7,0.6"]
-    plain = value(*starved)
-    options = [
-        ["--set", "b=4"],
-        ["--dtype", "fp8"],
-        ["--kv-dtype", "fp8"],
-        ["--tp", "2"],
-        ["--adapter-rank", "4096"],
-        ["--policy", "reserve"],
-        ["--max-running", "1"],
-        ["--pages", "300"],
-        ["--page-size", "20"],
-        ["--input", "1999"],
-        ["--output", "uniform:7:8"],
-        ["--requests", "4"],
-        ["--accept", "0.1,0.1,0.1"],
-        ["--arrivals", "constant:900"],
-        ["--hardware", "a100"],
-        ["--model", "qwen3-8b"],
-        ["--seed", "9"],
-        ["--host", "serial"],
-        ["--profile", str(profile)],
-        ["--drafter", "1:2"],
-        ["--shared-prefix", "2:16"],
-        ["--dtype", "fp8-block"],
-    ]
-    measured = ("ttft_ms", "tpot_ms", "kv", "preemptions", "finished")
-    # b=4 is the default, so it shows that the comparison can fail.
-    same = [
-        option
-        for option in options
-        if [plain[key] for key in measured] == [value(*starved, *option)[key] for key in measured]
-    ]
-    assert [["--set", "b=4"]] == same
-    larger = [*starved, "--pages", "600"]
-    assert value(*larger)["ttft_ms"] != value(*larger, "--turns", "2:0.001")["ttft_ms"]
-    assert plain["kv"] != value(*starved, "--set", "b=5", "--accept", "0.8,0.7,0.6,0.5")["kv"]
-
-
 def test_tables_and_files(tmp_path: Path) -> None:
     """One run is shown in detail; its trace replays; its report is one page with the drawn states."""
     trace, page = tmp_path / "t.jsonl", tmp_path / "r.html"

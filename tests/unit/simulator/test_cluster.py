@@ -137,8 +137,10 @@ def test_bad_clusters_get_a_sentence(options: dict[str, object], words: str) -> 
 
 
 def test_what_a_cluster_cannot_do_is_refused() -> None:
-    """Closed loops wait for finishes, and a cache needs text in common."""
+    """Closed loops wait for finishes, and a cache needs text in common or requests that lose their pages."""
     with pytest.raises(UserError, match="by the clock"):
         run(arrivals="closed:4", replicas=2)
     with pytest.raises(UserError, match="no two requests have text in common"):
-        run(replicas=2, prefix_cache=True)
+        run(replicas=2, prefix_cache=True, policy="reserve")
+    with pytest.raises(UserError, match="--routing prefix would have no effect"):
+        run(replicas=2, prefix_cache=True, routing="prefix")

@@ -27,8 +27,8 @@ def scenario(name: str, acceptance: str = "0.8", *, drafts: int = 1) -> Scenario
     log.emitted[:], log.prefill_emitted[:], log.rounds[:], log.forwards[:] = 11, 1, 5, 5
     log.drafted[:], log.accepted[:] = 5 * drafts, 5 * drafts
     line = new_timeline(points=8)
-    line.record(0, (2, 100, 2 * drafts, 0, 1, 1), (0,))
-    line.record(1_000_000_000, (4, 200, 4 * drafts, 0, 2, 0), (22,))
+    line.record(0, (2, 100, 2 * drafts, 0, 1, 1), (0, 0, 0, 0))
+    line.record(1_000_000_000, (4, 200, 4 * drafts, 0, 2, 0), (22, 300, 500, 200))
     line.close(1_330_000_000)
     summary = summarise(log, 1_330_000_000, KvUse.of(line, pages=8, page_size=64))
     settings = {"model": "Llama <8B>", "hardware": "h100", "acceptance": acceptance}

@@ -11,6 +11,7 @@ import pytest
 from shipped_specs import SIMULATED
 
 from fsm_spec.compile import compile_table
+from fsm_spec.engine import Launch
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.load import load, shipped
 from fsm_spec.policy import Policy, Pool, longest_pages
@@ -192,9 +193,9 @@ def test_no_launch_is_faster_than_its_ceilings() -> None:
     backend = simulation.replica.backend
     launched = backend.launched
 
-    def watched(work: Work, flight: InFlight) -> None:
+    def watched(launch: Launch, work: Work, flight: InFlight) -> None:
         seen.append(work)
-        launched(work, flight)
+        launched(launch, work, flight)
 
     backend.launched = watched
     results = simulation.run()

@@ -1,0 +1,108 @@
+"""What a scenario says of its outcomes: drafts accepted, lookups that find some, masks filled; never assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from fsm_spec.chances import ACCEPT_FORMS
+from fsm_spec.errors import UserError
+from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
+from fsm_spec.simulator.acceptance_file import load_mixture
+from fsm_spec.simulator.lookup import Lookup
+from fsm_spec.simulator.mixture import Mixture, TextProfile
+from fsm_spec.simulator.outcomes import most_drafts
+from fsm_spec.table import Table
+
+if TYPE_CHECKING:
+    from fsm_spec.simulator.scenario import Scenario
+
+# Options that say how many drafts are accepted.
+ACCEPTANCE: Final = ("accept", "acceptance", "mix", "concentration")
+
+
+def needs(table: Table) -> Mapping[str, bool]:
+    """Tell which of the options that depend on the spec have an effect on it."""
+    gated = any(segment.adapter for plan in table.forwards.values() for segment in plan.segments)
+    return {
+        **dict.fromkeys(ACCEPTANCE, most_drafts(table, "accept") > 0),
+        "lookup": most_drafts(table, "lookup") > 0,
+        "unmask": most_drafts(table, "unmask") > 0,
+        "adapter_rank": gated,
+    }
+
+
+def acceptance_of(scenario: Scenario, table: Table) -> Acceptance | Mixture | None:
+    """Give the law of accepted drafts; raises UserError where none is given, or it has no effect or does not fit."""
+    drafts = most_drafts(table, "accept")
+    given = [name for name in ACCEPTANCE if getattr(scenario, name) is not None]
+    if not drafts:
+        if scenario.accept is not None:
+            parse_accept(scenario.accept).check(drafts, table.name)
+        if given:
+            raise UserError(
+                f"--{given[0]} would have no effect, because {table.name} judges 0 drafts; leave it out"
+            )
+        return None
+    if scenario.accept is not None and scenario.acceptance is not None:
+        raise UserError("--accept and --acceptance both say how many drafts are accepted; give one of them")
+    if scenario.mix is not None and scenario.acceptance is None:
+        raise UserError("--mix weighs the profiles of a file; add --acceptance FILE")
+    if scenario.concentration is not None and not 0 < scenario.concentration < float("inf"):
+        raise UserError(
+            f"--concentration {scenario.concentration:g} is no number above 0; give 20, for example"
+        )
+    if scenario.acceptance is not None:
+        found = load_mixture(scenario.acceptance, scenario.mix, scenario.seed)
+        found.check(drafts, table.name)
+        return found if scenario.concentration is None else found.spread(scenario.concentration)
+    if scenario.accept is None:
+        plural = "" if drafts == 1 else "s"
+        raise UserError(
+            f"{table.name} judges {drafts} draft{plural} a round, and a simulator does not know how many are"
+            f" accepted; give --accept with {drafts} rate{plural}, or as {ACCEPT_FORMS}; or --acceptance FILE"
+        )
+    acceptance = parse_accept(scenario.accept, scenario.seed)
+    acceptance.check(drafts, table.name)
+    if scenario.concentration is None:
+        return acceptance
+    profile = TextProfile("all", acceptance.conditional(drafts), concentration=scenario.concentration)
+    return Mixture((profile,), acceptance.describe(), scenario.seed)
+
+
+def lookup_of(scenario: Scenario, table: Table) -> Lookup | None:
+    """Give the law of lookups; raises UserError where it is missing or has no effect."""
+    wanted = needs(table)["lookup"]
+    if scenario.lookup is None and wanted:
+        raise UserError(
+            f"{table.name} drafts by lookup, and how often one finds drafts depends on the text; give --lookup with a"
+            f" chance from 0 to 1"
+        )
+    if scenario.lookup is not None and not wanted:
+        raise UserError(
+            f"--lookup would have no effect, because {table.name} has no operator lookup; leave it out"
+        )
+    return None if scenario.lookup is None else Lookup(scenario.lookup, scenario.seed)
+
+
+def unmasking_of(scenario: Scenario, table: Table) -> Unmasking | None:
+    """Give the law of masks filled in a pass; raises UserError where it is missing, has no effect or does not fit."""
+    masks = most_drafts(table, "unmask")
+    if scenario.unmask is None:
+        if masks:
+            raise UserError(
+                f"{table.name} fills masks by confidence, and how many a pass fills depends on model and text; give"
+                " --unmask geometric:RATE, the chance that one more mask is filled"
+            )
+        return None
+    if not masks:
+        raise UserError(
+            f"--unmask would have no effect, because {table.name} fills no masks by confidence; leave it out"
+        )
+    unmasking = parse_unmask(scenario.unmask, scenario.seed)
+    if not unmasking.geometric and len(unmasking.rates) != masks:
+        raise UserError(
+            f"--unmask gives {len(unmasking.rates)} rates, but up to {masks} masks are filled beyond the surest one;"
+            f" give {masks} rates or geometric:RATE"
+        )
+    return unmasking
