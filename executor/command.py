@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
+from fsm_spec.executor.attention_option import require_attention
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.load import load
 from fsm_spec.policy import Pool, load_policy
@@ -51,6 +52,7 @@ class Run:
     policy: str
     pages: int | None
     page_size: int
+    attention: str
     threads: int | None
     steps: bool
     trace: Path | None
@@ -68,6 +70,7 @@ def execute(run: Run) -> None:
     refuse_given(policy, run.settings)
     table = tiers_of(table, policy).largest
     _check_text(run)
+    require_attention(run.attention, "cpu", run.page_size)
     with _trace_file(run.trace) as trace_file:
         from fsm_spec.executor.generate import Session, context_limit, pool_for, trace_header
 

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fsm_spec.kernels.backends import page_fault
 from fsm_spec.kernels.triton.launch import Specialisation, precision, processors, upcasts
 
 # Below any score; finite, so that the difference of two of them is no NaN.
@@ -195,7 +196,13 @@ def paged_attention(
     page_size: int,
     parts: int | None = None,
 ) -> Tensor:
-    """Launch the kernels of the op `paged_attention`; `parts` of the prefix, chosen for the device if not given."""
+    """Launch the kernels of the op `paged_attention`; `parts` of the prefix, chosen for the device if not given.
+
+    Raises ValueError for pages of a size that they do not take.
+    """
+    fault = page_fault(page_size)
+    if fault is not None:
+        raise ValueError(f"the Triton kernel of attention {fault}")
     requests, rows, heads, head_dim = query.shape
     kv_heads = cache.shape[2]
     share = heads // kv_heads

@@ -55,6 +55,15 @@ def test_queries_may_be_part_of_a_fused_product() -> None:
     torch.testing.assert_close(found.double(), case.expected, rtol=1e-5, atol=1e-5)
 
 
+def test_pages_of_other_sizes_are_refused() -> None:
+    """Shifts in place of divisions would read another page's slots."""
+    case = build(LONG)
+    with pytest.raises(
+        ValueError, match="takes pages of a power of two of slots, not 24; give --page-size 16 or 32"
+    ):
+        paged_attention(*case.arguments[:-1], 24)
+
+
 def test_parts_follow_from_shapes() -> None:
     """Few programs leave most of a device idle; parts that are too short cost more than they gain."""
     assert 1 == choose_parts(programs=264, most_slots=8192, processors=132)
