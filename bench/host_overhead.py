@@ -116,7 +116,9 @@ def main() -> None:
                 f"{spec:12} {requests:3} requests: engine {row['engine_us']:7.0f} us a round (least "
                 f"{row['least_us']:.0f}), floor {row['floor_us']:.0f} us"
             )
-    write_result("host_overhead", {"model": MODEL, "rounds": ROUNDS, "goals_us": {"8": 300, "64": 1000}, "rows": rows})
+    write_result(
+        "host_overhead", {"model": MODEL, "rounds": ROUNDS, "goals_us": {"8": 300, "64": 1000}, "rows": rows}
+    )
 
 
 if __name__ == "__main__":

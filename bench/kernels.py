@@ -2,7 +2,8 @@
 
 Run: `scripts/kernel_report`, or for some of it `scripts/kernel_report --only attend_part --targets sm_90`.
 A run over everything writes bench/results/kernels.json. Exit code 1 where a kernel uses stack, spills vector
-registers, does not compile, or takes more than `kernels/triton/budgets.yaml` allows; `--accept` writes what was compiled into that file.
+registers, does not compile, or takes more than `kernels/triton/budgets.yaml` allows; `--accept` writes what was
+compiled into that file.
 """
 
 from __future__ import annotations
