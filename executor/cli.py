@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
+from fsm_spec.executor.attention_option import Attention
 from fsm_spec.executor.draft_option import draft_places
 from fsm_spec.executor.threads import MOST_THREADS
 
@@ -82,6 +83,9 @@ def generate(
         int | None, typer.Option(help="KV pages; as many as the request needs by default.", min=1)
     ] = None,
     page_size: Annotated[int, typer.Option(help="Token slots a page.", min=1, max=4096)] = 16,
+    attention: Annotated[
+        Attention, typer.Option(help="What computes attention: torch on a CPU, Triton on a GPU by default.")
+    ] = Attention.auto,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -123,6 +127,7 @@ def generate(
             policy=policy,
             pages=pages,
             page_size=page_size,
+            attention=attention.value,
             threads=threads,
             steps=steps,
             trace=trace,

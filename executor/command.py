@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
+from fsm_spec.executor.attention_option import require_attention
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import load
@@ -52,6 +53,7 @@ class Run:
     policy: str
     pages: int | None
     page_size: int
+    attention: str
     threads: int | None
     steps: bool
     trace: Path | None
@@ -72,6 +74,7 @@ def execute(run: Run) -> None:
     if settings != run.settings:
         table = compile_table(loaded.spec, settings, line_of=loaded.line_of)
     table = tiers_of(table, policy).largest
+    require_attention(run.attention, "cpu", run.page_size)
     with _trace_file(run.trace) as trace_file:
         from fsm_spec.executor.generate import Session, context_limit, pool_for, trace_header
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fsm_spec.cli_spec import Settings, settings_of
+from fsm_spec.executor.attention_option import Attention
 from fsm_spec.executor.cli import DEFAULT_MODEL, Dtype
 from fsm_spec.executor.draft_option import draft_places
 from fsm_spec.executor.threads import MOST_THREADS
@@ -97,6 +98,13 @@ def serve(
     page_size: Annotated[
         int, typer.Option(help="Token slots a page.", min=1, max=4096, rich_help_panel=_MODEL)
     ] = 16,
+    attention: Annotated[
+        Attention,
+        typer.Option(
+            help="What computes attention: torch on a CPU, Triton on a GPU by default.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = Attention.auto,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -165,6 +173,7 @@ def serve(
             policy=policy,
             pages=pages,
             page_size=page_size,
+            attention=attention.value,
             max_model_len=max_model_len,
             max_running=max_running,
             threads=threads,

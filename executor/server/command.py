@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fsm_spec.check import PROVED, REFUTED, check
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
+from fsm_spec.executor.attention_option import require_attention
 from fsm_spec.executor.command import progress_bar
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
@@ -54,6 +55,7 @@ class Serving:
     threads: int | None
     unproved: bool
     log_json: bool
+    attention: str = "auto"
     drafters: dict[str, str] = field(default_factory=dict)
 
 
@@ -61,6 +63,7 @@ def execute(run: Serving, settings: dict[str, Any]) -> None:
     """Serve until SIGTERM or SIGINT; what can be refused before the model loads is refused before."""
     loaded = load(run.spec)
     chosen_policy(run)
+    require_attention(run.attention, "cpu", run.page_size)
     server = build(run, settings, loaded, judge(loaded, run.params, unproved=run.unproved))
     _serve(server, run)
 

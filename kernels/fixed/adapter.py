@@ -22,6 +22,13 @@ def gated_linear(
     return gated_linear_fixed(x, weight, bias, down, up, gate)
 
 
+@gated_linear.register_kernel("cuda")
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, gate: Tensor) -> Tensor:
+    from fsm_spec.kernels.triton import adapter  # noqa: PLC0415 -- a CPU needs no Triton
+
+    return adapter.gated_linear(x, weight, bias, down, up, gate)
+
+
 @gated_linear.register_fake
 def _(
     x: Tensor,

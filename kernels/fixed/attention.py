@@ -50,6 +50,21 @@ def paged_attention(
     return paged_attention_fixed(query, cache, block_table, context, block_slots, mask, page_size)
 
 
+@paged_attention.register_kernel("cuda")
+def _(
+    query: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    context: Tensor,
+    block_slots: Tensor,
+    mask: Tensor,
+    page_size: int,
+) -> Tensor:
+    from fsm_spec.kernels.triton import attention  # noqa: PLC0415 -- a CPU needs no Triton
+
+    return attention.paged_attention(query, cache, block_table, context, block_slots, mask, page_size)
+
+
 @paged_attention.register_fake
 def _(
     query: Tensor,

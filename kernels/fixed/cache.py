@@ -20,6 +20,13 @@ def kv_append(cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
     kv_append_fixed(cache, key, value, slots)
 
 
+@kv_append.register_kernel("cuda")
+def _(cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    from fsm_spec.kernels.triton import cache as kernels  # noqa: PLC0415 -- a CPU needs no Triton
+
+    kernels.kv_append(cache, key, value, slots)
+
+
 @kv_append.register_fake
 def _(cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
     pass
@@ -40,6 +47,13 @@ def kv_move(data: Tensor, source: Tensor, target: Tensor, count: Tensor) -> None
     first `count` moves count, without those that have a negative slot; targets are distinct.
     """
     kv_move_fixed(data, source, target, count)
+
+
+@kv_move.register_kernel("cuda")
+def _(data: Tensor, source: Tensor, target: Tensor, count: Tensor) -> None:
+    from fsm_spec.kernels.triton import cache as kernels  # noqa: PLC0415 -- a CPU needs no Triton
+
+    kernels.kv_move(data, source, target, count)
 
 
 @kv_move.register_fake
