@@ -97,6 +97,14 @@ def serve(
     page_size: Annotated[
         int, typer.Option(help="Token slots a page.", min=1, max=4096, rich_help_panel=_MODEL)
     ] = 16,
+    prefix_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache",
+            help="Keep full pages of KV for later texts that begin alike; where the spec allows it by default.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -171,6 +179,7 @@ def serve(
             unproved=unproved,
             log_json=log_format == "json",
             drafters=draft_places(draft or []),
+            prefix_cache=prefix_cache,
         ),
         {
             "names": tuple(served_model_name or ()),

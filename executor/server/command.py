@@ -17,6 +17,7 @@ from fsm_spec.executor.command import progress_bar
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import Policy, Pool, load_policy, longest_pages
+from fsm_spec.prefix_cache import refusal
 from fsm_spec.table import Table
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Serving:
     unproved: bool
     log_json: bool
     drafters: dict[str, str] = field(default_factory=dict)
+    # None: where the spec allows it.
+    prefix_cache: bool | None = None
 
 
 def execute(run: Serving, settings: dict[str, Any]) -> None:
@@ -120,8 +123,10 @@ def build(
         policy=policy,
         mask_id=run.mask_id,
         drafters=drafters,
+        prefix_cache=not refusal(table) if run.prefix_cache is None else run.prefix_cache,
     )
     facts = {
+        "prefix_cache": session.prefixes is not None,
         "table": table.digest,
         "policy": policy.model_dump(),
         "mask_id": session.mask_id,
@@ -226,6 +231,7 @@ def _announce(server: Server, running: uvicorn.Server) -> None:
         context=served.settings.max_model_len,
         pages=pool.pages,
         page_size=pool.page_size,
+        prefix_cache=served.session.prefixes is not None,
         fingerprint=served.settings.fingerprint,
     )
     sys.stderr.flush()

@@ -142,3 +142,5 @@ def test_what_a_cluster_cannot_do_is_refused() -> None:
         run(arrivals="closed:4", replicas=2)
     with pytest.raises(UserError, match="no two requests have text in common"):
         run(replicas=2, prefix_cache=True)
+    with pytest.raises(UserError, match="sdar leaves no pages to others: its kept rows see"):
+        run(spec="sdar", accept=None, unmask="geometric:0.5", shared_prefix="2:64", prefix_cache=True)
