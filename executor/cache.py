@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -27,6 +27,8 @@ class PagedCache:
         # Zeros and not empty: attention gathers padding slots with weight 0, and 0 * NaN is NaN.
         self.data = torch.zeros(shape, dtype=self.dtype)
         self.layers = list(self.data.unbind(0))
+        # Hears of moves, where other processes hold other heads of the same slots.
+        self.echo: Callable[[torch.Tensor, torch.Tensor], None] | None = None
 
     def key(self, layer: int) -> torch.Tensor:
         """View the keys of a layer, [slots, kv_heads, head_dim]."""
@@ -38,6 +40,8 @@ class PagedCache:
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slots `source` to slots `target` in all layers; all are read before any is written."""
+        if self.echo is not None:
+            self.echo(source, target)
         self.data[:, target] = self.data[:, source]
 
 

@@ -55,6 +55,7 @@ class Run:
     steps: bool
     trace: Path | None
     as_json: bool
+    tensor_parallel: int = 1
 
 
 def execute(run: Run) -> None:
@@ -68,6 +69,10 @@ def execute(run: Run) -> None:
     refuse_given(policy, run.settings)
     table = tiers_of(table, policy).largest
     _check_text(run)
+    if run.tensor_parallel > 1:
+        from fsm_spec.executor.tensor_parallel import refuse_drafters
+
+        refuse_drafters(table)
     with _trace_file(run.trace) as trace_file:
         from fsm_spec.executor.generate import Session, context_limit, pool_for, trace_header
 
@@ -130,8 +135,20 @@ def _load(run: Run, threads: int) -> LoadedModel:
     from fsm_spec.executor.adapter import load_adapter
     from fsm_spec.executor.models.load import load_model
 
-    torch.set_num_threads(threads)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
+    if run.tensor_parallel > 1:
+        from fsm_spec.executor.tensor_parallel import load_parallel
+
+        with progress_bar() as progress:
+            return load_parallel(
+                run.model,
+                dtype,
+                run.tensor_parallel,
+                adapter=run.adapter,
+                threads=threads,
+                progress=progress,
+            )
+    torch.set_num_threads(threads)
     with progress_bar() as progress:
         model = load_model(run.model, dtype, progress)
     if run.adapter is not None:

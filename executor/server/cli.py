@@ -114,6 +114,15 @@ def serve(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            help="Processes that share the model's heads and feed-forward.",
+            min=1,
+            max=64,
+            rich_help_panel=_MODEL,
+        ),
+    ] = 1,
     unproved: Annotated[
         bool,
         typer.Option(
@@ -180,6 +189,7 @@ def serve(
             log_json=log_format == "json",
             drafters=draft_places(draft or []),
             prefix_cache=prefix_cache,
+            tensor_parallel=tensor_parallel,
         ),
         {
             "names": tuple(served_model_name or ()),

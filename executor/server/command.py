@@ -57,6 +57,7 @@ class Serving:
     drafters: dict[str, str] = field(default_factory=dict)
     # None: where the spec allows it.
     prefix_cache: bool | None = None
+    tensor_parallel: int = 1
 
 
 def execute(run: Serving, settings: dict[str, Any]) -> None:
@@ -110,6 +111,10 @@ def build(
     if table.contract is None:
         raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
     policy = chosen_policy(run)
+    if run.tensor_parallel > 1:
+        from fsm_spec.executor.tensor_parallel import refuse_drafters
+
+        refuse_drafters(table)
     model = model or _load(run)
     if drafters is None:
         drafters = load_drafters(table, run.drafters, model)
@@ -131,6 +136,7 @@ def build(
         "policy": policy.model_dump(),
         "mask_id": session.mask_id,
         "drafters": run.drafters,
+        "tensor_parallel": run.tensor_parallel,
     }
     settings = {
         **settings,
@@ -148,8 +154,21 @@ def _load(run: Serving) -> LoadedModel:
     from fsm_spec.executor.adapter import load_adapter
     from fsm_spec.executor.models.load import load_model
 
-    torch.set_num_threads(default_threads() if run.threads is None else run.threads)
+    threads = default_threads() if run.threads is None else run.threads
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
+    if run.tensor_parallel > 1:
+        from fsm_spec.executor.tensor_parallel import load_parallel
+
+        with progress_bar() as progress:
+            return load_parallel(
+                run.model,
+                dtype,
+                run.tensor_parallel,
+                adapter=run.adapter,
+                threads=threads,
+                progress=progress,
+            )
+    torch.set_num_threads(threads)
     with progress_bar() as progress:
         model = load_model(run.model, dtype, progress)
     if run.adapter is not None:
@@ -162,7 +181,10 @@ def _pool(run: Serving, table: Table, config: ModelConfig, longest: int) -> Pool
     if run.pages is not None:
         return Pool(run.pages, run.page_size)
     least = longest_pages(table, Pool(0, run.page_size), longest - 1, 1)
-    bytes_a_page = run.page_size * config.layers * 2 * config.kv_heads * config.head_dim * 4
+    # Each process holds its heads of every page, and all of them share the memory.
+    bytes_a_page = (
+        run.page_size * config.layers * 2 * config.kv_heads * config.head_dim * 4 * run.tensor_parallel
+    )
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     return Pool(max(least, min(free // _SHARE, _MOST_KV) // bytes_a_page), run.page_size)
 
