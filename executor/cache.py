@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
 from fsm_spec.errors import PoolExhausted
 from fsm_spec.executor.models.config import ModelConfig
+from fsm_spec.executor.prefix_cache import CachedPages
 
 
 class PagedCache:
@@ -26,6 +27,8 @@ class PagedCache:
         # Zeros and not empty: attention gathers padding slots with weight 0, and 0 * NaN is NaN.
         self.data = torch.zeros(shape, dtype=self.dtype)
         self.layers = list(self.data.unbind(0))
+        # Hears of moves, where other processes hold other heads of the same slots.
+        self.echo: Callable[[torch.Tensor, torch.Tensor], None] | None = None
 
     def key(self, layer: int) -> torch.Tensor:
         """View the keys of a layer, [slots, kv_heads, head_dim]."""
@@ -37,6 +40,8 @@ class PagedCache:
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slots `source` to slots `target` in all layers; all are read before any is written."""
+        if self.echo is not None:
+            self.echo(source, target)
         self.data[:, target] = self.data[:, source]
 
 
@@ -44,20 +49,26 @@ class PageAllocator:
     """Hand out pages, lowest first, and keep each request's block table.
 
     Lowest first keeps the slots of a lone request consecutive, which attention reads without a gather.
+    Requests may hold full pages together; these stand at the front of their tables, and nobody writes them.
+    Pages that are named in `cached` outlive their holders until others are needed.
     """
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.pages = pages
         self.page_size = page_size
+        self.cached = CachedPages()
         self._free = list(range(pages - 1, -1, -1))
+        self._holders = [0] * pages
+        # Pages with more than one holder.
+        self._common: set[int] = set()
         self._tables: dict[Hashable, list[int]] = {}
         self._slots: dict[Hashable, torch.Tensor] = {}
         self._offsets = torch.arange(page_size)
 
     @property
     def free(self) -> int:
-        """Count the pages that no request holds."""
-        return len(self._free)
+        """Count the pages that no request holds; those that are cached are among them."""
+        return len(self._free) + len(self.cached)
 
     def held(self, request: Hashable) -> int:
         """Count the pages that a request holds."""
@@ -74,14 +85,18 @@ class PageAllocator:
         """
         table = self._tables.setdefault(request, [])
         missing = pages - len(table)
-        if missing > len(self._free):
+        if missing > self.free:
             raise PoolExhausted(
-                f"request {request} needs {missing} more pages and {len(self._free)} of {self.pages} are free; "
+                f"request {request} needs {missing} more pages and {self.free} of {self.pages} are free; "
                 "use a larger pool or fewer requests at once."
             )
         if missing > 0:
-            taken = [self._free.pop() for _ in range(missing)]
-            table.extend(taken)
+            if missing > len(self._free):
+                self._free.extend(self.cached.evict(missing - len(self._free)))
+                self._free.sort(reverse=True)
+            for _ in range(missing):
+                table.append(self._free.pop())
+                self._holders[table[-1]] = 1
         elif missing < 0:
             self._give_back(table[pages:])
             del table[pages:]
@@ -93,6 +108,45 @@ class PageAllocator:
         self._give_back(self._tables.pop(request, []))
         self._slots.pop(request, None)
 
+    def hold(self, request: Hashable, pages: Sequence[int]) -> None:
+        """Begin the table of a request that holds nothing with pages that are cached, or that others hold."""
+        assert not self._tables.get(request), f"request {request} holds pages already"
+        for page in pages:
+            self._join(page)
+        self._tables[request] = list(pages)
+        self._slots[request] = self._expand(self._tables[request])
+
+    def exchange(self, request: Hashable, place: int, page: int) -> None:
+        """Let a request hold another page of the same text in place of its own, which goes back."""
+        table = self._tables[request]
+        if table[place] == page:
+            return
+        self._join(page)
+        own, table[place] = table[place], page
+        self._give_back([own])
+        self._slots[request] = self._expand(table)
+
+    def _join(self, page: int) -> None:
+        """Add a holder to a page."""
+        if self._holders[page] == 0:
+            self.cached.wake(page)
+        else:
+            self._common.add(page)
+        self._holders[page] += 1
+
+    def holders(self, page: int) -> int:
+        """Count the requests that hold a page."""
+        return self._holders[page]
+
+    def common(self, request: Hashable) -> list[int]:
+        """List the pages at the front of a request's table that have other holders as well."""
+        found: list[int] = []
+        for page in self._tables.get(request, ()) if self._common else ():
+            if page not in self._common:
+                break
+            found.append(page)
+        return found
+
     def slots(self, request: Hashable, start: int, stop: int) -> torch.Tensor:
         """Name the physical slots of the request's slots start:stop, [stop - start] int64."""
         line = self._slots.get(request)
@@ -102,15 +156,32 @@ class PageAllocator:
         return self._expand([]) if line is None else line[start:stop]
 
     def check(self) -> None:
-        """Assert that free and held pages are all pages, and that no page is owned twice."""
+        """Assert that free, cached and held pages are all pages, and that each is counted with all its holders."""
         held = [page for table in self._tables.values() for page in table]
-        assert len(held) + len(self._free) == self.pages, "pages leaked"
-        assert len({*held, *self._free}) == self.pages, "a page is owned twice"
+        distinct = set(held)
+        assert len(distinct) + len(self._free) + len(self.cached) == self.pages, "pages leaked"
+        assert len({*distinct, *self._free, *self.cached}) == self.pages, "a page is free and in use"
+        for page in distinct:
+            assert held.count(page) == self._holders[page], "a page is owned twice"
+        assert self._common == {page for page in distinct if self._holders[page] > 1}, "a page is owned twice"
+        for table in self._tables.values():
+            several = [self._holders[page] for page in table]
+            assert several == sorted(several, reverse=True), "a page behind one's own has other holders"
 
-    def _give_back(self, pages: list[int]) -> None:
-        """Return pages, so that the lowest is taken next."""
-        if pages:
-            self._free.extend(pages)
+    def _give_back(self, pages: Sequence[int]) -> None:
+        """Leave pages; where nobody else holds them, the lowest is taken next, and cached ones rest.
+
+        The last page rests first, so that the front of a text, which more texts begin with, is evicted last.
+        """
+        left = False
+        for page in reversed(pages):
+            self._holders[page] -= 1
+            if self._holders[page] == 1:
+                self._common.discard(page)
+            elif self._holders[page] == 0 and not self.cached.rest(page):
+                self._free.append(page)
+                left = True
+        if left:
             self._free.sort(reverse=True)
 
     def _expand(self, table: list[int]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -140,7 +141,7 @@ class Scope:
         told from text by that and not by the mask's id, which may well stand in a prompt.
         """
         gathered = np.full((len(members), width), EMPTY, np.int64)
-        at: int | Integers = 0
+        at: Any = 0  # one number while it is the same for all, else [m]
         for piece in pieces:
             if piece.name == MASK:
                 np.copyto(gathered, MASKED, where=np.arange(width) >= np.reshape(at, (-1, 1)))

@@ -94,6 +94,9 @@ def generate(
             max=MOST_THREADS,
         ),
     ] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(help="Processes that share the model's heads and feed-forward.", min=1, max=64)
+    ] = 1,
     steps: Annotated[
         bool, typer.Option("--steps", help="Show each round on standard error, and the text at the end.")
     ] = False,
@@ -132,6 +135,7 @@ def generate(
             steps=steps,
             trace=trace,
             as_json=as_json,
+            tensor_parallel=tensor_parallel,
         )
     )
 

@@ -58,6 +58,7 @@ class Run:
     steps: bool
     trace: Path | None
     as_json: bool
+    tensor_parallel: int = 1
 
 
 def execute(run: Run) -> None:
@@ -75,6 +76,10 @@ def execute(run: Run) -> None:
         table = compile_table(loaded.spec, settings, line_of=loaded.line_of)
     table = tiers_of(table, policy).largest
     require_attention(run.attention, "cpu", run.page_size)
+    if run.tensor_parallel > 1:
+        from fsm_spec.executor.tensor_parallel import refuse_drafters
+
+        refuse_drafters(table)
     with _trace_file(run.trace) as trace_file:
         from fsm_spec.executor.generate import Session, context_limit, pool_for, trace_header
 
@@ -145,8 +150,21 @@ def _load(run: Run, table: Table, threads: int) -> LoadedModel:
 
     from fsm_spec.executor.models.load import load_model
 
-    torch.set_num_threads(threads)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
+    if run.tensor_parallel > 1:
+        from fsm_spec.executor.tensor_parallel import load_parallel
+
+        with progress_bar() as progress:
+            return load_parallel(
+                run.model,
+                dtype,
+                run.tensor_parallel,
+                adapter=run.adapter,
+                gated=table.gated,
+                threads=threads,
+                progress=progress,
+            )
+    torch.set_num_threads(threads)
     with progress_bar() as progress:
         return load_model(run.model, dtype, progress, adapter=run.adapter, gated=table.gated)
 

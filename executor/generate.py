@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fsm_spec import prefix_cache as rules
 from fsm_spec.engine import Engine, Iteration
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.executor.cache import PageAllocator, PagedCache
@@ -21,6 +22,7 @@ from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.operators import Operators
+from fsm_spec.executor.prefix_cache import PrefixCache, view_of
 from fsm_spec.executor.request import Controls, Request
 from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.stop_text import StopText
@@ -114,7 +116,8 @@ class Session:
     """Run requests under one table on one model: add them, iterate, and read what they gave.
 
     `pool` sizes the KV cache; `trace` receives what happens (see `fsm_spec/trace.py`); `drafters` are the draft
-    models that the table names.
+    models that the table names. `prefix_cache` keeps full pages for later requests whose text begins alike; raises
+    UserError for a spec whose KV may not be found again.
     """
 
     def __init__(  # noqa: PLR0913 -- a session ties all parts together
@@ -129,6 +132,7 @@ class Session:
         operators: Operators | None = None,
         trace: TraceWriter | None = None,
         drafters: Mapping[str, Drafter] | None = None,
+        prefix_cache: bool = False,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -160,8 +164,28 @@ class Session:
                 for name, drafter in (drafters or {}).items()
             },
         )
-        self.engine = Engine(table, policy, pool, self.runner, trace)
+        self.prefixes: PrefixCache | None = None
+        if prefix_cache:
+            view = view_of((config, model.dtype, *map(_identity, (drafters or {}).values())))
+            self.prefixes = _prefixes(table, self.allocator, self.runner, view)
+        self.runner.prefixes = self.prefixes
+        self.engine = Engine(table, policy, pool, self.runner, trace, prefixes=self.prefixes)
         self._streams: dict[int, _Stream] = {}
+
+    def pages_by_kind(self) -> dict[str, int]:
+        """Count the pool's pages: with committed KV, held for the coming round, cached and held by nobody, and free."""
+        engine = self.engine
+        used = engine.used_pages
+        committed = (
+            engine.pool.pages_of(engine.columns["kv"][engine.live]).sum() - engine.count_shared().sum()
+        )
+        cached = len(self.allocator.cached)
+        return {
+            "committed": int(committed),
+            "tentative": used - int(committed),
+            "cached": cached,
+            "free": engine.pool.pages - used - cached,
+        }
 
     @property
     def has_work(self) -> bool:
@@ -305,7 +329,7 @@ class Session:
             tokens_per_forward=request.emitted / request.forwards if request.forwards else None,
             prompt_tokens=request.prompt,
             forwards=request.forwards,
-            cached_tokens=request.cached,
+            cached_tokens=request.cached or 0,
             stop_reason=stream.stop_reason,
         )
 
@@ -313,6 +337,18 @@ class Session:
         """Drop a request that is at its end, so that a long-lived session does not grow."""
         if self.done(number):
             del self._streams[number]
+
+
+def _prefixes(table: Table, allocator: PageAllocator, runner: Runner, view: str) -> PrefixCache:
+    why = rules.refusal(table)
+    if why:
+        raise UserError(f"{table.name} keeps no pages for later requests: {why}; use --no-prefix-cache")
+    return PrefixCache(table, allocator, runner.requests, view)
+
+
+def _identity(drafter: Drafter) -> tuple[object, ...]:
+    """Say what the KV of a draft model depends on, beside its weights, which do not change in a session."""
+    return type(drafter).__name__, drafter.config, drafter.dtype, drafter.capture
 
 
 def context_limit(config: ModelConfig, prompt: int, max_tokens: int) -> int:

@@ -39,7 +39,8 @@ class Controls:
 class Request:
     """Hold one request; the text is prompt and emitted tokens, and token i stands at position i.
 
-    `scores` collects log-probabilities where they are wanted; `cached` counts the prompt's tokens whose KV was there.
+    `scores` collects log-probabilities where they are wanted; `cached` counts the prompt's tokens whose KV was there,
+    None before admission. `page_keys` name the text's full pages in a prefix cache.
     `rounds` counts rounds that came to their end, `emitted` the tokens they emitted (the first token is the
     prefill's), `forwards` the forwards of the target model in which a round of this request had rows.
     """
@@ -63,7 +64,8 @@ class Request:
         self.scores = scores
         self.controlled = scores is not None or not self.controls.neutral
         self.length = self.prompt
-        self.cached = 0
+        self.cached: int | None = None
+        self.page_keys: list[bytes] = []
         self.rounds = 0
         self.emitted = 0
         self.forwards = 0

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fsm_spec import life_cycle
+from fsm_spec import life_cycle, prefix_cache
 from fsm_spec.engine import Args, Chunk, Group, Launch
 from fsm_spec.executor.batch import Batch
 from fsm_spec.executor.block import Block, Layout
@@ -24,6 +24,7 @@ from fsm_spec.executor.control import shape_first
 from fsm_spec.executor.drafting import Drafting, DraftModel, Ran
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.operators import Operators, Sampling
+from fsm_spec.executor.prefix_cache import PrefixCache
 from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.expression import evaluate
 from fsm_spec.kernels.choose import CounterChooser
@@ -68,7 +69,8 @@ class Runner:
     `mask_id` stands on mask rows and is never proposed as a draft; `vocabulary` bounds the ids of noise rows.
     `drafters` are the draft models that the table names, each with a cache in slots of the same numbers.
     Requests are made known by `add` under the engine's numbers, and forgotten at their end. `carry` gives the carries
-    where those of `table` are not the largest that a policy's tiers ask for.
+    where those of `table` are not the largest that a policy's tiers ask for. `prefixes` may be set before the first
+    request: full pages are then left to later ones.
     """
 
     def __init__(  # noqa: PLR0913 -- a runner ties all parts together
@@ -92,6 +94,7 @@ class Runner:
         self.mask_id = mask_id
         self.operators = operators or Operators(CounterChooser())
         self.requests: dict[int, Request] = {}
+        self.prefixes: PrefixCache | None = None
         self.carries = Carries(carry or table.carry)
         self.forwards = 0
         self._no_logits = torch.zeros(0, vocabulary)
@@ -356,17 +359,19 @@ class Runner:
         for row, members in self._by_row(done.transition[alive] // 2, alive):
             self._move_carries(scope, row, members)
         states = done.columns["state"].tolist()
-        for member, (number, emitted) in enumerate(
-            zip(requests.tolist(), done.emitted.tolist(), strict=True)
-        ):
+        for member, emitted in enumerate(done.emitted.tolist()):
             request = scope.requests[member]
             if emits and emitted:
                 request.append(self._runs[member][:emitted])
             if is_round:
                 request.emitted += emitted
                 request.rounds += states[member] == end or self.table.states[states[member]].round
-            if states[member] == end:
-                self._forget(number)
+        if self.prefixes is not None and prefix_cache.commits(self.table, event):
+            full = prefix_cache.committed(self.table, event, done.columns) // self.allocator.page_size
+            for number, pages in zip(requests.tolist(), full.tolist(), strict=True):
+                self.prefixes.enter(number, pages)
+        for number in requests[done.columns["state"] == end].tolist():
+            self._forget(number)
         self._follow_life(event, scope, requests, done)
 
     def _follow_life(self, event: str, scope: Scope, numbers: NDArray[np.int64], done: Step) -> None:
@@ -379,7 +384,8 @@ class Runner:
                 request.halt(emitted)
         elif event == life_cycle.ADMIT:
             for request, kv in zip(scope.requests, done.columns["kv"].tolist(), strict=True):
-                request.cached = kv
+                if request.cached is None:
+                    request.cached = kv
         elif event == life_cycle.FIRST:
             for number in numbers.tolist():
                 self._first.pop(number, None)
@@ -415,8 +421,10 @@ class Runner:
         """Follow the pages a request owns; 0 releases all."""
         if pages:
             self.allocator.resize(request, pages)
-        else:
-            self.allocator.release(request)
+            return
+        if self.prefixes is not None:
+            self.prefixes.leave(request)
+        self.allocator.release(request)
 
     def _by_row(
         self, rows: NDArray[np.int32], members: NDArray[np.int64] | None = None

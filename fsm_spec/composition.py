@@ -263,7 +263,7 @@ class Composition:
             }
             pages = np.array([entry.pages for entry in live], np.int32)
             waiting = [
-                Waiting(named["prompt"], named["limit"], named["emitted"], hit)
+                Waiting(named["prompt"], named["limit"], named["emitted"], hit, held=hit)
                 for named, hit in ((self.automaton.columns(entry.columns), hit) for entry, hit in queue)
             ]
             self._plans[key] = self._decided(live, columns, pages, waiting)
@@ -284,7 +284,7 @@ class Composition:
             after[index] = option.after
             broken += option.broken
             shown += option.shown
-        if sum(option.pages for option in choice) + self.in_common(state) > self.pool.pages:
+        if sum(option.pages for option in choice) + self.held_in_common(choice) > self.pool.pages:
             broken.append(properties.POOL)
         parts = tuple(option.part for option in choice if option.part is not None)
         lost = any(option.lost for option in choice)
@@ -297,6 +297,11 @@ class Composition:
             lost=lost,
             tier=tier,
         )
+
+    def held_in_common(self, choice: Sequence[Option]) -> int:
+        """Count the pages that are held by several or could be while requests do what is chosen: none here."""
+        del choice
+        return 0
 
     def in_common(self, state: State) -> int:
         """Count the pages that are held by several or could be: none without a prefix cache."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from fsm_spec import life_cycle
+from fsm_spec import life_cycle, prefix_cache
 from fsm_spec.errors import UserError
 from fsm_spec.policy import (
     QUEUE_SEEN,
@@ -31,10 +31,11 @@ from fsm_spec.table import END, NO_STOP, STOP, WAIT, Table
 from fsm_spec.tiers import tiers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from fsm_spec.prefix_cache import Prefixes
     from fsm_spec.step import Columns, Step
     from fsm_spec.trace import TraceWriter
 
@@ -126,7 +127,8 @@ def refuse(table: Table, policy: Policy, pool: Pool, prompt: int, limit: int) ->
 class Engine:
     """Drive requests through a table under a policy and a pool; all methods act between rounds.
 
-    `planner` replaces the scheduler's decisions (replaying a recorded run); `steps` counts iterations.
+    `planner` replaces the scheduler's decisions (replaying a recorded run). With `prefixes`, newcomers start behind
+    the pages of their text that are there already, and requests share pages.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Engine:
         backend: Backend,
         trace: TraceWriter | None = None,
         planner: Callable[[Engine], Plan] | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
         if table.contract is None:
             raise UserError(
@@ -154,9 +157,12 @@ class Engine:
         self.backend = backend
         self.trace = trace
         self.planner = planner or Engine.decide
+        self.prefixes = prefixes
         self.iterations = 0
         self.columns: Columns = {name: np.zeros(_FIRST_CAPACITY, np.int32) for name in table.column_names}
+        # All pages that a request holds; those of them that an older one holds too are counted with that one.
         self.pages = np.zeros(_FIRST_CAPACITY, np.int32)
+        self.shared = np.zeros(_FIRST_CAPACITY, np.int32)
         self.requests = np.zeros(_FIRST_CAPACITY, np.int64)
         self._free_slots = list(range(_FIRST_CAPACITY - 1, -1, -1))
         # Slots of admitted requests, oldest request first.
@@ -226,8 +232,15 @@ class Engine:
 
     @property
     def used_pages(self) -> int:
-        """Count the pages that live requests own."""
-        return int(self.pages[self.live].sum())
+        """Count the pages that live requests hold, each once."""
+        return int((self.pages[self.live] - self.count_shared()).sum())
+
+    def count_shared(self) -> NDArray[np.int32]:
+        """Count each live request's pages, oldest first, that an older one holds too; as last planned in a replay."""
+        if self.prefixes is not None:
+            common = (self.prefixes.common(request) for request in self.requests[self.live].tolist())
+            self.shared[self.live] = prefix_cache.counted_before(common)
+        return self.shared[self.live]
 
     def queue(self) -> list[int]:
         """Give the head of the waiting queue, oldest first."""
@@ -237,6 +250,8 @@ class Engine:
 
     def decide(self) -> Plan:
         """Let the policy decide the next iteration."""
+        if self.prefixes is not None:
+            return prefix_cache.decide(self, self.prefixes)
         waiting = [self.waiting[request] for request in self.queue()]
         return plan(
             self.table, self.policy, self.pool, self._gather(self.live), self.pages[self.live], waiting
@@ -254,13 +269,21 @@ class Engine:
         self._record(decision, numbers, admitted)
         chunks = [(int(live[index]), tokens) for index, tokens in decision.chunks]
         running = live[decision.run]
+        pages = decision.pages
+        shared = np.array(decision.shared or (0,) * (len(live) + len(admitted)), np.int32)
+        shared, common = shared[: len(live)], shared[len(live) :].tolist()
+        hits = decision.hits or (0,) * len(admitted)
         if decision.preempt:
             self._preempt(live[list(decision.preempt)], report)
-            self._take_pages(np.delete(live, decision.preempt), np.delete(decision.pages, decision.preempt))
-        else:
-            self._take_pages(live, decision.pages)
-        for request, pages, tokens in zip(admitted, decision.admit, decision.admit_chunks, strict=True):
-            slot = self._admit(request, pages)
+            live, pages = np.delete(live, decision.preempt), np.delete(pages, decision.preempt)
+            shared = np.delete(shared, decision.preempt)
+        self.shared[live] = shared
+        self._hold(admitted, hits)
+        self._take_pages(live, pages)
+        for request, taken, tokens, hit, counted in zip(
+            admitted, decision.admit, decision.admit_chunks, hits, common, strict=True
+        ):
+            slot = self._admit(request, taken, hit, counted)
             report.admitted.append(request)
             if tokens:
                 chunks.append((slot, tokens))
@@ -289,7 +312,15 @@ class Engine:
             ],
             blocked=[int(numbers[index]) for index in decision.blocked],
             **({} if decision.tier is None else {"tier": decision.tier}),
+            **_by_request("hits", admitted, decision.hits),
+            **_by_request("shared", [*numbers.tolist(), *admitted], decision.shared),
         )
+
+    def _hold(self, admitted: list[int], hits: Sequence[int]) -> None:
+        """Let newcomers hold the pages that they found, before others take pages that nobody holds."""
+        for request, hit in zip(admitted, hits, strict=True):
+            if self.prefixes is not None and hit:
+                self.prefixes.hold(request, self.prefixes.find(request)[:hit])
 
     def _preempt(self, slots: NDArray[np.int64], report: Iteration) -> None:
         self._apply(life_cycle.PREEMPT, slots, {})
@@ -313,12 +344,13 @@ class Engine:
             self.pages[slot] = pages[index]
             self.backend.resize(int(self.requests[slot]), int(pages[index]))
 
-    def _admit(self, request: int, pages: int) -> int:
+    def _admit(self, request: int, pages: int, hit: int, shared: int) -> int:
         slot = self._place(request)
-        self.pages[slot] = pages
+        self.pages[slot], self.shared[slot] = pages, shared
         if pages:
             self.backend.resize(request, pages)
-        self._apply(life_cycle.ADMIT, np.array([slot]), {"hit": np.zeros(1, np.int32)})
+        found = np.array([hit * self.pool.page_size], np.int32)
+        self._apply(life_cycle.ADMIT, np.array([slot]), {"hit": found})
         return slot
 
     def _run(self, running: NDArray[np.int64], chunks: list[tuple[int, int]], report: Iteration) -> None:
@@ -422,7 +454,7 @@ class Engine:
         for name, value in values.items():
             self.columns[name][slot] = value
         self.requests[slot] = request
-        self.pages[slot] = 0
+        self.pages[slot] = self.shared[slot] = 0
         self._slot_of[request] = slot
         where = np.searchsorted(self.requests[self.live], request)
         self.live = np.insert(self.live, where, slot)
@@ -443,6 +475,7 @@ class Engine:
             name: np.concatenate([values, np.zeros(size, np.int32)]) for name, values in self.columns.items()
         }
         self.pages = np.concatenate([self.pages, np.zeros(size, np.int32)])
+        self.shared = np.concatenate([self.shared, np.zeros(size, np.int32)])
         self.requests = np.concatenate([self.requests, np.zeros(size, np.int64)])
         self._free_slots = list(range(2 * size - 1, size - 1, -1))
 
@@ -461,6 +494,12 @@ class Engine:
             lambda: np.array([not s.round and not s.built_in for s in self.table.states], np.bool_),
         )
         return array
+
+
+def _by_request(name: str, requests: Sequence[int], pages: Sequence[int]) -> dict[str, list[list[int]]]:
+    """Give a plan's pages as pairs of request and count, where there are any: nothing is said of nobody."""
+    pairs = [[request, count] for request, count in zip(requests, pages, strict=False) if count]
+    return {name: pairs} if pairs else {}
 
 
 __all__ = ["NO_STOP", "Args", "Backend", "Chunk", "Engine", "Group", "Iteration", "Launch", "refuse"]

@@ -113,12 +113,16 @@ class Pool(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Describe a waiting request by what its columns will be; `hit` pages of its text are there already."""
+    """Describe a waiting request by what its columns will be.
+
+    `hit` pages of its text are there already; `held` of them have a holder, with whom they are counted.
+    """
 
     prompt: int
     limit: int
     emitted: int
     hit: int = 0
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,9 @@ class Plan:
     `preempt`: live requests that give all pages back. `pages`: pages every live request owns from now on.
     `run`: live requests whose round runs. `chunks`: (live index, tokens) prefilled. `admit`: pages of each of the
     first waiting requests admitted; `admit_chunks`: tokens of their first chunk. `blocked`: live requests that wait
-    for pages (greedy only). `tier`: the size under which the rounds run; None without tiers.
+    for pages (greedy only). `tier`: the size under which the rounds run; None without tiers. Where requests share
+    pages (`prefix_cache.py`), `hits` are the pages that each admitted request starts behind, and `shared` the pages of
+    each live and then each admitted request that an older one is counted with as well.
     """
 
     preempt: tuple[int, ...]
@@ -139,6 +145,8 @@ class Plan:
     admit_chunks: tuple[int, ...]
     blocked: tuple[int, ...] = ()
     tier: int | None = None
+    hits: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
 
 
 def shipped_policies() -> dict[str, FilePath]:
@@ -290,8 +298,8 @@ def plan(
     `columns`: the live (admitted) requests, oldest first, int32 [n]; `pages`: pages each owns, int32 [n];
     `waiting`: the head of the queue, oldest first. Ties never arise: the order of arrival is total.
     Where the policy has tiers, `table` is that of any size: the plan chooses the size of the coming rounds.
-    `shared`: pages that each request holds together with others, in front of its own; the pool is then what is left
-    beside them, and `pages` are those of its own.
+    `shared`: pages in front of each request that an older one holds as well; they are counted with that one, and
+    `pages` are those counted with itself, so that their sum is what the pool has handed out.
     """
     state = columns["state"]
     running = rounds(table)[state]
@@ -354,8 +362,8 @@ def _queued(table: Table, pool: Pool, request: Waiting, policy: Policy) -> tuple
     fill = fill_slots(table, request.prompt, request.emitted)
     longest = longest_pages(table, pool, request.prompt, request.limit, policy)
     return (
-        int(pool.pages_of(fill)) - request.hit,
-        longest - request.hit,
+        int(pool.pages_of(fill)) - request.held,
+        longest - request.held,
         fill - request.hit * pool.page_size,
     )
 

@@ -151,7 +151,8 @@ class _Replay:
     def _check_plan(self, number: int, decisions: Mapping[str, Any]) -> None:
         """Hold the plan to the pool: distinct pages handed out never exceed it."""
         named = [*decisions["preempt"], *decisions["run"], *decisions["blocked"]]
-        named += [request for each in ("pages", "chunks", "admit") for request, *_ in decisions[each]]
+        several = ("pages", "chunks", "admit", "hits", "shared")
+        named += [request for each in several for request, *_ in decisions.get(each, ())]
         strangers = [request for request in named if request not in self.columns]
         if strangers:
             raise TraceDivergence(
@@ -164,7 +165,14 @@ class _Replay:
                 self.pages[request] = pages
         for request, pages, _ in decisions["admit"]:
             self.pages[request] = pages
-        held = sum(self.pages.values())
+        shared = dict(decisions.get("shared", ()))
+        for request, pages in shared.items():
+            if not 0 <= pages <= self.pages.get(request, 0):
+                raise TraceDivergence(
+                    f"{self.name}:{number}: request {request} shares {pages} pages of its "
+                    f"{self.pages.get(request, 0)}"
+                )
+        held = sum(self.pages.values()) - sum(shared.values())
         if held > self.pool.pages:
             raise TraceDivergence(
                 f"{self.name}:{number}: the plan hands out {held} pages of a pool of {self.pool.pages}"

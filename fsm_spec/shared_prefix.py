@@ -7,6 +7,7 @@ returns to the pool when its last holder has gone. Both searches' counts without
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,8 @@ import numpy as np
 from fsm_spec import life_cycle, properties
 from fsm_spec.composition import Composition
 from fsm_spec.expression import evaluate
-from fsm_spec.policy import Pool, fill_slots, plan
+from fsm_spec.policy import fill_slots, plan
+from fsm_spec.prefix_cache import counted_before, usable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,9 +51,7 @@ class SharedPrefix(Composition):
         """Give the most pages that a waiting request can find: full ones, and a row is left to run for its logits."""
         named = self.automaton.columns(entry.columns)
         fill = fill_slots(self.table, named["prompt"], named["emitted"])
-        size, block = self.pool.page_size, self.table.block or 1
-        most = min(chain, self.full_pages(named["prompt"]), max(fill - 1, 0) // size)
-        return max((hit for hit in range(most + 1) if hit * size % block == 0), default=0)
+        return usable(self.table, self.pool.page_size, min(chain, self.full_pages(named["prompt"])), fill)
 
     def full_pages(self, prompt: int) -> int:
         """Count the pages that a prompt fills: only these are left to others, so that nobody writes them again."""
@@ -60,18 +60,27 @@ class SharedPrefix(Composition):
     def _decided(
         self, live: list[Held], columns: Columns, pages: NDArray[np.int32], waiting: list[Waiting]
     ) -> Plan:
-        shared = np.array([entry.shared for entry in live], np.int32)
-        pool = Pool(self.pool.pages - self._kept(live), self.pool.page_size)
-        return plan(self.table, self.policy, pool, columns, pages, waiting, shared)
+        counted = self._counted_before(live)
+        # Pages of the chain that are counted with a request return with it.
+        mine = np.array([entry.shared for entry in live], np.int32) - counted
+        decision = plan(self.table, self.policy, self.pool, columns, pages + mine, waiting, counted)
+        stays = np.ones(len(live), np.bool_)
+        stays[list(decision.preempt)] = False
+        return replace(decision, pages=decision.pages - np.where(stays, mine, 0).astype(np.int32))
 
     @staticmethod
-    def _kept(live: Sequence[Held]) -> int:
-        """Count the pages that no plan may hand out: each has a holder until the last one goes."""
-        return chain_of(live)
+    def _counted_before(live: Sequence[Held]) -> NDArray[np.int32]:
+        """Count each request's pages of the chain that an older one holds as well, and is counted with."""
+        return np.array(counted_before(range(entry.shared) for entry in live), np.int32)
 
     def in_common(self, state: State) -> int:
         """Count the pages of the chain: held, by one request or several, beside what is each one's own."""
         return chain_of(state)
+
+    def held_in_common(self, choice: Sequence[Option]) -> int:
+        """Count the pages of the chain while requests do what is chosen: those who go back to wait hold none."""
+        staying = [option for option in choice if option.after.columns[:1] != (self._wait,)]
+        return max((option.shared for option in staying), default=0)
 
     def _move(self, state: State, moving: Sequence[int], choice: Sequence[Option], tier: int | None) -> Move:
         move = super()._move(state, moving, choice, tier)

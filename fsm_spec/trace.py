@@ -44,7 +44,11 @@ class TraceWriter:
         self._write({"round": iteration, "arrive": request, "prompt": prompt, "limit": limit})
 
     def plan(self, iteration: int, **decisions: Sequence[Any] | int) -> None:
-        """Record the scheduler's decisions of an iteration, by request, and the tier's size if there are tiers."""
+        """Record the scheduler's decisions of an iteration, by request.
+
+        `tier` is the size of its rounds, `hits` pages that newcomers found, `shared` pages that are counted with an
+        older request; each only where there are any.
+        """
         self._write({"round": iteration, "plan": decisions})
 
     def step(

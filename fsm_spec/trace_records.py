@@ -57,7 +57,11 @@ _DECISIONS: Final = {
     "admit": TRIPLES,
     "blocked": INTEGERS,
     "tier": INTEGER,
+    "hits": PAIRS,
+    "shared": PAIRS,
 }
+# Said only where there are tiers, or pages that were found.
+_MAY_LACK: Final = ("tier", "hits", "shared")
 _STEP: Final = dict(
     zip(STEP_FIELDS, (INTEGER, INTEGER, TEXT, NUMBERS, INTEGER, NUMBERS, INTEGER), strict=True)
 )
@@ -77,7 +81,7 @@ def fault_of(record: Mapping[str, Any]) -> str:
     if "arrive" in record:
         return _fault(record, _ARRIVE)
     if "plan" in record:
-        return _fault(record, _PLAN) or _fault(record["plan"], _DECISIONS, optional=("tier",))
+        return _fault(record, _PLAN) or _fault(record["plan"], _DECISIONS, optional=_MAY_LACK)
     return _fault(record, _STEP)
 
 

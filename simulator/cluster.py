@@ -15,6 +15,7 @@ import simpy
 from numpy.typing import NDArray
 
 from fsm_spec.errors import UserError
+from fsm_spec.prefix_cache import refusal, usable
 from fsm_spec.simulator import places as p
 from fsm_spec.simulator.cluster_options import ClusterOptions, Failure
 from fsm_spec.simulator.metrics import AMOUNTS, LEVELS, UNSET, KvUse, RequestLog, Usage, summarise
@@ -76,6 +77,10 @@ class Cluster:
         if self._caches:
             assert requests.prefixes is not None
             requests.prefixes.check(prepared.pool.page_size)
+            if why := refusal(prepared.table):
+                raise UserError(
+                    f"{prepared.table.name} leaves no pages to others: {why}; drop --prefix-cache"
+                )
         self.prepared, self.options, self.requests = prepared, options, requests
         self.replicas: list[Replica] = []
         self.active: list[Replica] = []
@@ -193,11 +198,10 @@ class Cluster:
         hit = 0
         if self._caches:
             pages = self._pages(part.request, prompt)
-            # At least one token is prefilled, as its logits are needed.
-            found = chosen.cache.find(pages) * self.prepared.pool.page_size
-            hit = min(found, self._fill(prompt) - 1)
-            self.hit_tokens += max(0, hit)
-        row = chosen.take(part, now_ns, prompt, output, max(0, hit))
+            size, fill = self.prepared.pool.page_size, self._fill(prompt)
+            hit = usable(self.prepared.table, size, chosen.cache.find(pages), fill) * size
+            self.hit_tokens += hit
+        row = chosen.take(part, now_ns, prompt, output, hit)
         if self._caches:
             self._open.append((chosen, row, False))
 

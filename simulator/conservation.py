@@ -71,10 +71,15 @@ class Conservation:
         self._inner.settle(event, requests, before, done)
 
     def resize(self, request: int, pages: int) -> None:
-        """Follow a request's pages; they never exceed the pool."""
+        """Follow a request's pages; counted once each, they never exceed the pool.
+
+        Between two plans, pages whose oldest holder went count too low: a trace says who shares them at plans only.
+        """
         self._owned[request] = pages
-        held, pool = sum(self._owned.values()), self._engine().pool.pages
-        assert 0 <= held <= pool, f"{held} pages are owned of {pool}"
+        engine = self._engine()
+        held, pool = sum(self._owned.values()) - int(engine.count_shared().sum()), engine.pool.pages
+        assert pages >= 0, f"request {request} holds {pages} pages"
+        assert held <= pool, f"{held} pages are owned of {pool}"
         self._inner.resize(request, pages)
 
     def use(self, table: Table) -> None:

@@ -101,7 +101,9 @@ class Script:
         assert decision is not None
         live = engine.requests[engine.live].tolist()
         index = {request: place for place, request in enumerate(live)}
-        pages = dict(decision["pages"])
+        pages, shared = dict(decision["pages"]), dict(decision.get("shared", ()))
+        hits = dict(decision.get("hits", ()))
+        admitted = [request for request, *_ in decision["admit"]]
         try:
             return Plan(
                 preempt=tuple(index[request] for request in decision["preempt"]),
@@ -112,6 +114,8 @@ class Script:
                 admit_chunks=tuple(tokens for _, _, tokens in decision["admit"]),
                 blocked=tuple(index[request] for request in decision["blocked"]),
                 tier=decision.get("tier"),
+                hits=tuple(hits.get(request, 0) for request in admitted),
+                shared=tuple(shared.get(request, 0) for request in [*live, *admitted]),
             )
         except KeyError as error:
             raise TraceDivergence(f"the plan names request {error}, which is not live here") from None

@@ -48,7 +48,8 @@ class _Pass:
 class LayerStack:
     """Run rows through layers; what is fed in and what is read out is the model's around them.
 
-    `adapter` may be set at any time; it acts on the rows that a batch gates.
+    `adapter` may be set at any time; it acts on the rows that a batch gates. Where this is one of several parts of a
+    model (`split.py`), `over_parts` sums what each of them adds to the stream.
     """
 
     def __init__(self, config: ModelConfig, layers: Sequence[Layer], dtype: torch.dtype) -> None:
@@ -57,6 +58,7 @@ class LayerStack:
         self.dtype = dtype
         self.wide = wide_dtype(dtype)
         self.adapter: Adapter | None = None
+        self.over_parts: Callable[[Tensor], Tensor] | None = None
         self.frequencies = rotary_frequencies(config)
 
     def run(
@@ -149,6 +151,8 @@ class LayerStack:
             update = self.adapter.layers[index].get(place)
             if update is not None:
                 add_low_rank(out, rows_in, shared.gated, update.down, update.up)
+        if self.over_parts is not None and place in ("output", "down"):
+            out = self.over_parts(out.to(self.wide))
         return out
 
 

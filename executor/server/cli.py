@@ -105,6 +105,14 @@ def serve(
             rich_help_panel=_MODEL,
         ),
     ] = Attention.auto,
+    prefix_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache",
+            help="Keep full pages of KV for later texts that begin alike; where the spec allows it by default.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -114,6 +122,15 @@ def serve(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            help="Processes that share the model's heads and feed-forward.",
+            min=1,
+            max=64,
+            rich_help_panel=_MODEL,
+        ),
+    ] = 1,
     unproved: Annotated[
         bool,
         typer.Option(
@@ -180,6 +197,8 @@ def serve(
             unproved=unproved,
             log_json=log_format == "json",
             drafters=draft_places(draft or []),
+            prefix_cache=prefix_cache,
+            tensor_parallel=tensor_parallel,
         ),
         {
             "names": tuple(served_model_name or ()),

@@ -19,6 +19,7 @@ from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import Policy, Pool, load_policy, longest_pages
+from fsm_spec.prefix_cache import refusal
 from fsm_spec.table import Table
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ class Serving:
     log_json: bool
     attention: str = "auto"
     drafters: dict[str, str] = field(default_factory=dict)
+    # None: where the spec allows it.
+    prefix_cache: bool | None = None
+    tensor_parallel: int = 1
 
 
 def execute(run: Serving, settings: dict[str, Any]) -> None:
@@ -111,6 +115,10 @@ def build(
     if table.contract is None:
         raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
     policy = chosen_policy(run)
+    if run.tensor_parallel > 1:
+        from fsm_spec.executor.tensor_parallel import refuse_drafters
+
+        refuse_drafters(table)
     model = model or _load(run, table)
     params = trained_settings(loaded.spec, run.params, policy, model.config.block_size)
     if params != run.params:
@@ -127,12 +135,15 @@ def build(
         policy=policy,
         mask_id=run.mask_id,
         drafters=drafters,
+        prefix_cache=not refusal(table) if run.prefix_cache is None else run.prefix_cache,
     )
     facts = {
+        "prefix_cache": session.prefixes is not None,
         "table": table.digest,
         "policy": policy.model_dump(),
         "mask_id": session.mask_id,
         "drafters": run.drafters,
+        "tensor_parallel": run.tensor_parallel,
     }
     settings = {
         **settings,
@@ -149,8 +160,22 @@ def _load(run: Serving, table: Table) -> LoadedModel:
 
     from fsm_spec.executor.models.load import load_model
 
-    torch.set_num_threads(default_threads() if run.threads is None else run.threads)
+    threads = default_threads() if run.threads is None else run.threads
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
+    if run.tensor_parallel > 1:
+        from fsm_spec.executor.tensor_parallel import load_parallel
+
+        with progress_bar() as progress:
+            return load_parallel(
+                run.model,
+                dtype,
+                run.tensor_parallel,
+                adapter=run.adapter,
+                gated=table.gated,
+                threads=threads,
+                progress=progress,
+            )
+    torch.set_num_threads(threads)
     with progress_bar() as progress:
         return load_model(run.model, dtype, progress, adapter=run.adapter, gated=table.gated)
 
@@ -160,7 +185,10 @@ def _pool(run: Serving, table: Table, config: ModelConfig, longest: int) -> Pool
     if run.pages is not None:
         return Pool(run.pages, run.page_size)
     least = longest_pages(table, Pool(0, run.page_size), longest - 1, 1)
-    bytes_a_page = run.page_size * config.layers * 2 * config.kv_heads * config.head_dim * 4
+    # Each process holds its heads of every page, and all of them share the memory.
+    bytes_a_page = (
+        run.page_size * config.layers * 2 * config.kv_heads * config.head_dim * 4 * run.tensor_parallel
+    )
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     return Pool(max(least, min(free // _SHARE, _MOST_KV) // bytes_a_page), run.page_size)
 
@@ -229,6 +257,7 @@ def _announce(server: Server, running: uvicorn.Server) -> None:
         context=served.settings.max_model_len,
         pages=pool.pages,
         page_size=pool.page_size,
+        prefix_cache=served.session.prefixes is not None,
         fingerprint=served.settings.fingerprint,
     )
     sys.stderr.flush()

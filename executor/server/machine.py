@@ -69,14 +69,12 @@ def snapshot(served: Served, worker: Worker, meter: Meter) -> dict[str, Any]:
                 "seconds": round(time.perf_counter() - job.arrived, 3),
             }
         )
-    used = engine.used_pages
-    committed = int(engine.pool.pages_of(engine.columns["kv"][engine.live]).sum())
     return {
         "iterations": engine.iterations,
         "live": live,
         "preempted": len(engine.waiting),
         "waiting": len(worker.queue),
-        "pages": {"committed": committed, "tentative": used - committed, "free": engine.pool.pages - used},
+        "pages": worker.session.pages_by_kind(),
         "policy": engine.policy.policy,
     }
 

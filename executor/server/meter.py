@@ -27,7 +27,8 @@ class Counts:
     """Hold what was counted since the last look.
 
     `transitions` by code, `rounds` by round state, `runs` emitted tokens of a round, `places` accepted drafts by place,
-    `phases` seconds by what ran together.
+    `phases` seconds by what ran together, `looked_up` prompt tokens of requests admitted for the first time and `found`
+    those of them whose KV was there.
     """
 
     transitions: Counter[int] = field(default_factory=Counter)
@@ -40,6 +41,8 @@ class Counts:
     accepted: int = 0
     preemptions: int = 0
     launches: int = 0
+    looked_up: int = 0
+    found: int = 0
 
 
 class Meter:
@@ -89,6 +92,10 @@ class Meter:
         counts.transitions.update(done.transition.tolist())
         if event == life_cycle.PREEMPT:
             counts.preemptions += len(requests)
+        if event == life_cycle.ADMIT:
+            new = before["emitted"] == 0
+            counts.looked_up += int(before["prompt"][new].sum())
+            counts.found += int(done.columns["kv"][new].sum())
         if event == life_cycle.HALT:
             self._take_back(requests, before["emitted"] - done.columns["emitted"])
         if event in self._phases and self.table.state(event).forward is not None:

@@ -147,10 +147,11 @@ class Metrics:
         info = Gauge(
             "vllm:cache_config_info",
             "Size of the KV pool.",
-            ("model_name", "block_size", "num_gpu_blocks"),
+            ("model_name", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
             registry=self.registry,
         )
-        info.labels(self.model, str(pool.page_size), str(pool.pages)).set(1)
+        caching = str(self.served.session.prefixes is not None)
+        info.labels(self.model, str(pool.page_size), str(pool.pages), caching).set(1)
         spec = Gauge(
             "fsm_spec:spec_info",
             "The spec served.",
@@ -217,7 +218,6 @@ class Metrics:
             self._see("inference", now - job.started)
         if job.emitted > 1:
             self._see("tpot", (now - job.first_token) / (job.emitted - 1))
-        self.cache_queries.labels(self.model).inc(len(job.prompt))
 
     @harmless
     def changed(self, worker: Worker) -> None:
@@ -248,6 +248,9 @@ class Metrics:
             self._see("iteration", emitted)
         self._drafts(counts.judged, counts.drafted, counts.accepted, counts.places)
         self.preempted.labels(model).inc(counts.preemptions)
+        if self.served.session.prefixes is not None:
+            self.cache_queries.labels(model).inc(counts.looked_up)
+            self.cache_hits.labels(model).inc(counts.found)
 
     def _drafts(self, judged: int, drafted: int, accepted: int, places: Any) -> None:  # noqa: ANN401 -- a Counter; its name is Prometheus' here
         self.drafts.labels(self.model).inc(judged)
@@ -260,15 +263,10 @@ class Metrics:
         engine = self.served.session.engine
         self.running.labels(self.model).set(running)
         self.waiting.labels(self.model).set(waiting)
-        used = engine.used_pages
-        kv = engine.columns["kv"][engine.live]
-        committed = int(engine.pool.pages_of(kv).sum())
-        self.usage.labels(self.model).set(used / engine.pool.pages)
-        for kind, pages in (
-            ("committed", committed),
-            ("tentative", used - committed),
-            ("free", engine.pool.pages - used),
-        ):
+        kinds = self.served.session.pages_by_kind()
+        held = kinds["committed"] + kinds["tentative"]
+        self.usage.labels(self.model).set(held / engine.pool.pages)
+        for kind, pages in kinds.items():
             self.pages.labels(self.model, kind).set(pages)
         for name, value in self.served.table.params.items():
             self.tier.labels(self.model, name).set(value)

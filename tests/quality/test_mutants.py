@@ -16,8 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fsm_spec import composition
@@ -245,9 +247,8 @@ class FreedTwice(SharedPrefix):
     """Count the pages of a chain as free as soon as one of its holders could give them back."""
 
     @staticmethod
-    def _kept(live: Sequence[Held]) -> int:
-        del live
-        return 0
+    def _counted_before(live: Sequence[Held]) -> NDArray[np.int32]:
+        return np.array([entry.shared for entry in live], np.int32)
 
 
 def a_page_less(*args: Any) -> Plan:  # noqa: ANN401 - handed on

@@ -146,7 +146,8 @@ class Running:
             assert time.monotonic() < until, state
             time.sleep(0.05)
         pool = self.http.get("/v1/fsm").json()["pool"]
-        assert {"committed": 0, "tentative": 0, "free": pool["pages"]} == state["pages"]
+        assert 0 == state["pages"]["committed"] == state["pages"]["tentative"]
+        assert pool["pages"] == state["pages"]["cached"] + state["pages"]["free"]
         found = self.metrics()
         assert 0 == found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"]
         return found

@@ -59,7 +59,8 @@ def test_greedy_answers_equal_plain_decoding(servers: dict[str, Running], spec: 
     body = {**GREEDY, **WISHES[wish]}
     plain, drafted = (servers[name].complete(**body) for name in ("ar", spec))
     assert plain["choices"] == drafted["choices"]
-    assert plain["usage"] == drafted["usage"]
+    counts = [{k: v for k, v in each["usage"].items() if k.endswith("_tokens")} for each in (plain, drafted)]
+    assert counts[0] == counts[1]
     assert plain["usage"]["completion_tokens"] > 1
 
 

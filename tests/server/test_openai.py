@@ -43,7 +43,27 @@ def test_chat_takes_text_and_parts_alike(client: openai.OpenAI) -> None:
     two = client.chat.completions.create(messages=parts, **given)
     assert one.choices[0].message.content == two.choices[0].message.content
     assert one.choices[0].message.role == "assistant"
-    assert one.usage == two.usage
+    assert one.usage is not None
+    assert two.usage is not None
+    assert one.usage.prompt_tokens == two.usage.prompt_tokens
+    assert one.usage.completion_tokens == two.usage.completion_tokens
+
+
+def test_a_prompt_that_was_there_is_not_computed_again(server: Running, client: openai.OpenAI) -> None:
+    """Usage and metrics say how much of a prompt was found: full pages of 4 tokens, and never all of it."""
+    prompt = list(range(3, 3 + 40))
+    before = server.metrics()
+    given: dict[str, Any] = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+    one, two = client.completions.create(**given), client.completions.create(**given)
+    assert one.choices[0].text == two.choices[0].text
+    usages = [answer.usage for answer in (one, two)]
+    found = [
+        usage.prompt_tokens_details.cached_tokens for usage in usages if usage and usage.prompt_tokens_details
+    ]
+    assert [0, 36] == found
+    after = server.metrics()
+    names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+    assert [80, 36] == [after[name] - before[name] for name in names]
 
 
 def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:

@@ -67,14 +67,14 @@ function showStates(state) {
 }
 
 function showPages(pages) {
-  const all = pages.committed + pages.tentative + pages.free;
-  const kinds = ["committed", "tentative"].map((kind) => {
+  const all = pages.committed + pages.tentative + pages.cached + pages.free;
+  const kinds = ["committed", "tentative", "cached"].map((kind) => {
     const made = make("i", undefined, kind);
     made.style.width = `${(100 * pages[kind]) / all}%`;
     return made;
   });
   at("pages").replaceChildren(...kinds);
-  at("pages-text").textContent = `${pages.committed} committed, ${pages.tentative} taken for the next round, ${pages.free} free of ${all}`;
+  at("pages-text").textContent = `${pages.committed} committed, ${pages.tentative} taken for the next round, ${pages.cached} cached, ${pages.free} free of ${all}`;
 }
 
 function showLive(live) {
@@ -103,7 +103,7 @@ function showNumbers(state, found) {
     ["live", state.live.length], ["waiting", state.waiting + state.preempted], ["tokens a second", short(rate, 1)],
     ["tokens a round", short(total(found, "fsm_spec:emitted_tokens_total") / total(found, "fsm_spec:rounds_total"))],
     ["drafts accepted", drafted ? `${short((100 * accepted) / drafted, 0)} %` : "–"],
-    ["KV in use", `${short((100 * (state.pages.committed + state.pages.tentative)) / (state.pages.committed + state.pages.tentative + state.pages.free), 0)} %`],
+    ["KV in use", `${short((100 * (state.pages.committed + state.pages.tentative)) / (state.pages.committed + state.pages.tentative + state.pages.cached + state.pages.free), 0)} %`],
     ["preemptions", total(found, "vllm:num_preemptions_total")],
   ];
   at("cards").replaceChildren(

@@ -144,3 +144,5 @@ def test_what_a_cluster_cannot_do_is_refused() -> None:
         run(replicas=2, prefix_cache=True, policy="reserve")
     with pytest.raises(UserError, match="--routing prefix would have no effect"):
         run(replicas=2, prefix_cache=True, routing="prefix")
+    with pytest.raises(UserError, match="sdar leaves no pages to others: its kept rows see"):
+        run(spec="sdar", accept=None, unmask="geometric:0.5", shared_prefix="2:64", prefix_cache=True)

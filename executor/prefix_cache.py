@@ -1,0 +1,156 @@
+"""The prefix cache: which full pages hold the KV of which text, and what a waiting request finds.
+
+A page is found by a key: a digest of all text up to its end, of the weights under which its KV was written, and of
+the draft models whose KV lies in the same page (`fsm_spec/prefix_cache.py` says what may enter). Pages that nobody
+holds stay here until the pool needs them, least recently used out first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fsm_spec import prefix_cache as rules
+from fsm_spec.executor.request import Request
+from fsm_spec.table import Table
+
+if TYPE_CHECKING:
+    from fsm_spec.executor.cache import PageAllocator
+
+_KEY_BYTES = 16
+# Evicting a few pages together keeps those that one request takes side by side, which attention reads in place.
+_TOGETHER, _SHARE = 16, 8
+
+
+class CachedPages:
+    """Name pages by the keys of their text; those that nobody holds are in the order of their last use."""
+
+    def __init__(self) -> None:
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._unheld: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Count the pages that nobody holds."""
+        return len(self._unheld)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the pages that nobody holds, the next to be evicted first."""
+        return iter(self._unheld)
+
+    def page_of(self, key: bytes) -> int | None:
+        """Give the page that holds a key's text; None where there is none."""
+        return self._page_of.get(key)
+
+    def enter(self, key: bytes, page: int) -> None:
+        """Name a page that a request holds; neither has been named before."""
+        assert key not in self._page_of, "a text has two pages"
+        assert page not in self._key_of, "a page has two texts"
+        self._page_of[key] = page
+        self._key_of[page] = key
+
+    def rest(self, page: int) -> bool:
+        """Keep a page that its last holder leaves, if it has a key."""
+        if page not in self._key_of:
+            return False
+        self._unheld[page] = None
+        return True
+
+    def wake(self, page: int) -> None:
+        """Take a page out of those that may be evicted, as somebody holds it again."""
+        del self._unheld[page]
+
+    def evict(self, least: int) -> list[int]:
+        """Give back at least so many of the pages that nobody holds, least recently used first."""
+        count = max(least, min(_TOGETHER, len(self._unheld) // _SHARE))
+        pages = [self._unheld.popitem(last=False)[0] for _ in range(count)]
+        for page in pages:
+            del self._page_of[self._key_of.pop(page)]
+        return pages
+
+
+class PrefixCache:
+    """Find and leave pages for the requests of one session: the engine's `Prefixes`.
+
+    `requests` are those that the runner knows, by number; `view` says under which weights and draft models KV is
+    written here.
+    """
+
+    def __init__(
+        self, table: Table, allocator: PageAllocator, requests: Mapping[int, Request], view: str
+    ) -> None:
+        self.allocator = allocator
+        self.requests = requests
+        self._root = hashlib.blake2b(view.encode(), digest_size=_KEY_BYTES).digest()
+        self._ahead = rules.lookahead(table)
+        # Pages at the front of each request's table that are the cache's.
+        self._entered: dict[int, int] = {}
+
+    def find(self, request: int) -> list[int]:
+        """Give the pages that hold the front of a waiting request's text, in order.
+
+        A request that scores its prompt finds none, as each of its rows must run.
+        """
+        held = self.requests[request]
+        if held.scores is not None and held.scores.wants_prompt:
+            return []
+        size = self.allocator.page_size
+        found = []
+        for key in self._keys(held, max(held.length - self._ahead, 0) // size):
+            page = self.allocator.cached.page_of(key)
+            if page is None:
+                break
+            found.append(page)
+        return found
+
+    def held(self, page: int) -> bool:
+        """Tell whether a request holds a page."""
+        return self.allocator.holders(page) > 0
+
+    def common(self, request: int) -> Sequence[int]:
+        """Give the front pages of a request that have other holders as well."""
+        return self.allocator.common(request)
+
+    def hold(self, request: int, pages: Sequence[int]) -> None:
+        """Let a newcomer hold pages that it found."""
+        self.allocator.hold(request, pages)
+        self._entered[request] = len(pages)
+
+    def enter(self, request: int, pages: int) -> None:
+        """Leave the first pages of a request, which are full and committed, to those that come later.
+
+        Where somebody was faster, the request goes on with that page, and gives its own back.
+        """
+        entered = self._entered.get(request, 0)
+        if pages <= entered:
+            return
+        table = self.allocator.block_table(request)
+        keys = self._keys(self.requests[request], pages)
+        for place in range(entered, pages):
+            known = self.allocator.cached.page_of(keys[place])
+            if known is None:
+                self.allocator.cached.enter(keys[place], table[place])
+            else:
+                self.allocator.exchange(request, place, known)
+        self._entered[request] = pages
+
+    def leave(self, request: int) -> None:
+        """Forget how far the table of a request is the cache's, as it gives all pages back."""
+        self._entered.pop(request, None)
+
+    def _keys(self, request: Request, pages: int) -> list[bytes]:
+        """Give the keys of a text's first pages, each computed once."""
+        size, keys = self.allocator.page_size, request.page_keys
+        while len(keys) < pages:
+            start = len(keys) * size
+            tokens = request.text[start : start + size + self._ahead].tobytes()
+            last = keys[-1] if keys else self._root
+            keys.append(hashlib.blake2b(last + tokens, digest_size=_KEY_BYTES).digest())
+        return keys[:pages]
+
+
+def view_of(parts: Iterable[object]) -> str:
+    """Describe the weights and draft models whose KV a cache holds; adapter rows never enter, so it is the base."""
+    return "\n".join(["base", *map(repr, parts)])
