@@ -59,8 +59,9 @@ class PageAllocator:
         self.cached = CachedPages()
         self._free = list(range(pages - 1, -1, -1))
         self._holders = [0] * pages
-        # Pages with more than one holder.
+        # Pages with more than one holder, and how often holders have changed.
         self._common: set[int] = set()
+        self.changes = 0
         self._tables: dict[Hashable, list[int]] = {}
         self._slots: dict[Hashable, torch.Tensor] = {}
         self._offsets = torch.arange(page_size)
@@ -133,6 +134,7 @@ class PageAllocator:
         else:
             self._common.add(page)
         self._holders[page] += 1
+        self.changes += 1
 
     def holders(self, page: int) -> int:
         """Count the requests that hold a page."""
@@ -174,6 +176,7 @@ class PageAllocator:
         The last page rests first, so that the front of a text, which more texts begin with, is evicted last.
         """
         left = False
+        self.changes += 1
         for page in reversed(pages):
             self._holders[page] -= 1
             if self._holders[page] == 1:

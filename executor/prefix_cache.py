@@ -88,6 +88,11 @@ class PrefixCache:
         # Pages at the front of each request's table that are the cache's.
         self._entered: dict[int, int] = {}
 
+    @property
+    def changes(self) -> int:
+        """Count the changes of who holds which page so far."""
+        return self.allocator.changes
+
     def find(self, request: int) -> list[int]:
         """Give the pages that hold the front of a waiting request's text, in order.
 

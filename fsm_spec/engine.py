@@ -163,6 +163,8 @@ class Engine:
         # All pages that a request holds; those of them that an older one holds too are counted with that one.
         self.pages = np.zeros(_FIRST_CAPACITY, np.int32)
         self.shared = np.zeros(_FIRST_CAPACITY, np.int32)
+        # When `shared` was counted last: changes of holders, and who lived.
+        self._counted: tuple[int, bytes] = (-1, b"")
         self.requests = np.zeros(_FIRST_CAPACITY, np.int64)
         self._free_slots = list(range(_FIRST_CAPACITY - 1, -1, -1))
         # Slots of admitted requests, oldest request first.
@@ -238,8 +240,11 @@ class Engine:
     def count_shared(self) -> NDArray[np.int32]:
         """Count each live request's pages, oldest first, that an older one holds too; as last planned in a replay."""
         if self.prefixes is not None:
-            common = (self.prefixes.common(request) for request in self.requests[self.live].tolist())
-            self.shared[self.live] = prefix_cache.counted_before(common)
+            seen = self.prefixes.changes, self.live.tobytes()
+            if seen != self._counted:
+                self._counted = seen
+                common = (self.prefixes.common(request) for request in self.requests[self.live].tolist())
+                self.shared[self.live] = prefix_cache.counted_before(common)
         return self.shared[self.live]
 
     def queue(self) -> list[int]:

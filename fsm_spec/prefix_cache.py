@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 class Prefixes(Protocol):
     """Know which pages hold which text; the executor's cache of pages does."""
 
+    @property
+    def changes(self) -> int:
+        """Count the changes of who holds which page so far: what is known of `common` holds until the next one."""
+
     def find(self, request: int) -> Sequence[int]:
         """Give the pages that hold the front of a waiting request's text, in order."""
 
