@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -19,7 +19,8 @@ from fsm_spec.executor.drafting import DraftModel
 from fsm_spec.executor.logprobs import Scores
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.drafter import Drafter
-from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.models.rows import FixedRows, RowBatch
+from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.operators import Operators
 from fsm_spec.executor.request import Controls, Request
 from fsm_spec.executor.runner import Runner
@@ -31,6 +32,10 @@ from fsm_spec.table import Table
 from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import TraceWriter, header
 
+if TYPE_CHECKING:
+    from fsm_spec.executor.device.resident import Resident
+    from fsm_spec.executor.device.runner import DeviceRunner
+
 # Ids looked at for a special token: models put theirs at the start or at the end of the vocabulary.
 _FIRST_IDS, _LAST_IDS = 32, 512
 
@@ -41,12 +46,12 @@ class CausalModel(Protocol):
     config: ModelConfig
     dtype: torch.dtype
 
-    def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
+    def forward(self, rows: RowBatch | FixedRows, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
         """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
 
     def forward_captured(
         self,
-        rows: RowBatch,
+        rows: RowBatch | FixedRows,
         cache: Any,  # noqa: ANN401 -- the model's own kind of cache
         capture: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,7 +118,7 @@ class Session:
     """Run requests under one table on one model: add them, iterate, and read what they gave.
 
     `pool` sizes the KV cache; `trace` receives what happens (see `fsm_spec/trace.py`); `drafters` are the draft
-    models that the table names.
+    models that the table names. With `resident`, requests live on its device (`executor/device/`).
     """
 
     def __init__(  # noqa: PLR0913 -- a session ties all parts together
@@ -128,6 +133,7 @@ class Session:
         operators: Operators | None = None,
         trace: TraceWriter | None = None,
         drafters: Mapping[str, Drafter] | None = None,
+        resident: Resident | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -139,26 +145,31 @@ class Session:
             raise UserError(
                 f"mask id {self.mask_id} is out of range; the model has tokens 0 to {config.vocab - 1}"
             )
-        cache = PagedCache(config, pool.pages, pool.page_size, model.dtype)
-        self.allocator = PageAllocator(pool.pages, pool.page_size)
         policy = policy or Policy()
         tiers = tiers_of(table, policy)
-        self.runner = Runner(
-            tiers.largest,
-            model,
-            cache,
-            self.allocator,
-            vocabulary=config.vocab,
-            mask_id=self.mask_id,
-            operators=operators,
-            carry=tiers.carry,
-            drafters={
-                name: DraftModel(
-                    drafter, PagedCache(drafter.config, pool.pages, pool.page_size, drafter.dtype)
-                )
-                for name, drafter in (drafters or {}).items()
-            },
-        )
+        self.allocator = PageAllocator(pool.pages, pool.page_size)
+        self.resident = resident
+        self.runner: Runner | DeviceRunner
+        if resident is not None:
+            assert isinstance(model, Transformer), "the resident runner moves the weights of a transformer"
+            self.runner = resident.runner(tiers, model, drafters or {}, pool, policy, self.mask_id)
+        else:
+            self.runner = Runner(
+                tiers.largest,
+                model,
+                PagedCache(config, pool.pages, pool.page_size, model.dtype),
+                self.allocator,
+                vocabulary=config.vocab,
+                mask_id=self.mask_id,
+                operators=operators,
+                carry=tiers.carry,
+                drafters={
+                    name: DraftModel(
+                        drafter, PagedCache(drafter.config, pool.pages, pool.page_size, drafter.dtype)
+                    )
+                    for name, drafter in (drafters or {}).items()
+                },
+            )
         self.engine = Engine(table, policy, pool, self.runner, trace)
         self._streams: dict[int, _Stream] = {}
 
@@ -180,11 +191,13 @@ class Session:
         except ValueError as error:
             raise UserError(str(error).removeprefix("row 0: ")) from None
         stop_ids = self.model.config.eos_token_ids if options.stop_ids is None else options.stop_ids
-        number = self.engine.submit(len(prompt), limit)
         scores = None
         if options.logprobs is not None:
             scores = Scores(options.logprobs, prompt=options.prompt_logprobs)
         request = Request(prompt, limit, options.sampling, options.seed, stop_ids, options.controls, scores)
+        if self.resident is not None:
+            self.resident.refuse(request)
+        number = self.engine.submit(len(prompt), limit)
         self.runner.add(number, request)
         decoder = self.tokenizer.stream() if self.tokenizer else None
         stops = StopText(options.stop, include=options.include_stop)
