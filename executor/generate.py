@@ -170,7 +170,8 @@ class Session:
                     for name, drafter in (drafters or {}).items()
                 },
             )
-        self.engine = Engine(table, policy, pool, self.runner, trace)
+        engine = Engine if resident is None else resident.engine(policy)
+        self.engine = engine(table, policy, pool, self.runner, trace)
         self._streams: dict[int, _Stream] = {}
 
     @property

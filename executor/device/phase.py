@@ -24,10 +24,10 @@ from fsm_spec.executor.device.rows import RowForm, Rows
 from fsm_spec.executor.device.scope import DeviceScope, namespace
 from fsm_spec.executor.device.state import DeviceState
 from fsm_spec.executor.device.transition import Transition
+from fsm_spec.executor.device.weights import Weights
 from fsm_spec.executor.drafting import DraftModel
 from fsm_spec.executor.models.drafter import ContextRows
 from fsm_spec.executor.models.rows import FixedRows
-from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.kernels.fixed.attention import pack_mask
 from fsm_spec.table import Table
 
@@ -37,7 +37,7 @@ class Machine:
     """Hold what all phases run on: the target, its cache, draft models, and the state of requests."""
 
     place: Place
-    model: Transformer
+    weights: Weights
     cache: PagedCache
     drafters: Mapping[str, DraftModel]
     capture: tuple[int, ...]
@@ -87,6 +87,7 @@ class Phase:
         self.members = [
             self._member(name, layout, wanted) for name, layout in zip(states, layouts, strict=True)
         ]
+        self.all_gated = all(layout.gated.all() for layout in layouts)
         self.gated = any(layout.gated.any() for layout in layouts)
         self.captures = bool(machine.capture) and any(layout.captures for layout in layouts)
         self.results = [member.results for member in self.members]
@@ -153,10 +154,12 @@ class Phase:
                 self._write_context(part, lines, self.drafter)
             drafted = self.drafter.model.forward(rows, self.drafter.cache, self._features(part))
             logits, hidden = drafted.logits, drafted.hidden
-        elif self.captures:
-            logits, hidden = machine.model.forward_captured(rows, machine.cache, machine.capture)
         else:
-            logits, hidden = machine.model.forward(rows, machine.cache), None
+            model = machine.weights.of(gated=self.all_gated)
+            if self.captures:
+                logits, hidden = model.forward_captured(rows, machine.cache, machine.capture)
+            else:
+                logits, hidden = model.forward(rows, machine.cache), None
         shape = (len(lines), self.height)
         return logits.unflatten(0, (len(lines), -1)), None if hidden is None else hidden.unflatten(0, shape)
 

@@ -58,10 +58,11 @@ class Prefill:
         rows = self._rows(line, start, stop, unit, 0, 1 if samples else 0)
         scope = self._scope(line)
         alive = self._alive(scope, PREFILL)
+        model = machine.weights.model
         if machine.capture:
-            logits, hidden = machine.model.forward_captured(rows, machine.cache, machine.capture)
+            logits, hidden = model.forward_captured(rows, machine.cache, machine.capture)
         else:
-            logits, hidden = machine.model.forward(rows, machine.cache), None
+            logits, hidden = model.forward(rows, machine.cache), None
         for name in machine.drafters:
             self._prefill_drafter(
                 name, chunk, line, None if hidden is None else hidden[chunk.start - start :]

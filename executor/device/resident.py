@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fsm_spec.engine import Engine
 from fsm_spec.executor.cache import PagedCache
+from fsm_spec.executor.device.overlap import OverlappedEngine
 from fsm_spec.executor.device.phase import Machine
 from fsm_spec.executor.device.place import Place, require_bytes
 from fsm_spec.executor.device.runner import DeviceRunner, refuse
 from fsm_spec.executor.device.state import DeviceState, Sizes
-from fsm_spec.executor.device.weights import bytes_of, to_device
+from fsm_spec.executor.device.weights import Weights, bytes_of, to_device
 from fsm_spec.executor.drafting import DraftModel, captured_layers
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.drafter import Drafter
@@ -23,10 +25,14 @@ from fsm_spec.tiers import Tiers
 
 @dataclass(frozen=True)
 class Resident:
-    """Say where a session runs resident; with `require_graphs` a phase without a graph is refused."""
+    """Say where a session runs resident; with `require_graphs` a phase without a graph is refused.
+
+    `fuse` is that of `weights.py:Weights`.
+    """
 
     place: Place
     require_graphs: bool = False
+    fuse: bool | None = None
 
     def runner(
         self,
@@ -55,7 +61,7 @@ class Resident:
 
         machine = Machine(
             place=place,
-            model=moved,
+            weights=Weights(moved, place, fuse=self.fuse),
             cache=cache_of(moved),
             drafters={name: DraftModel(each, cache_of(each)) for name, each in moved_drafters.items()},
             capture=capture,
@@ -63,7 +69,12 @@ class Resident:
             mask_id=mask_id,
             vocabulary=model.config.vocab,
         )
-        return DeviceRunner(tiers, machine, lambda: weights_view(moved), required=self.require_graphs)
+        return DeviceRunner(tiers, machine, required=self.require_graphs)
+
+    @staticmethod
+    def engine(policy: Policy) -> type[Engine]:
+        """Give the engine loop of a policy: with a lag, the host plans a round while the one before runs."""
+        return OverlappedEngine if policy.lag else Engine
 
     @staticmethod
     def refuse(request: Request) -> None:
@@ -93,11 +104,6 @@ def _sizes(
         widths=_widths(table, config, drafters, captured),
         wide=model.wide,
     )
-
-
-def weights_view(model: Transformer) -> str:
-    """Name the weights in force: another adapter is another view."""
-    return "base" if model.adapter is None else f"gated {model.adapter.name} {id(model.adapter)}"
 
 
 def _cache_bytes(model: Transformer | Drafter, pool: Pool) -> int:

@@ -7,7 +7,7 @@ other at every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from fsm_spec import expression, life_cycle
 from fsm_spec.engine import Args, Chunk, Launch
 from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.executor.device.graphs import Graphs, Progress, buckets
+from fsm_spec.executor.device.levels import levels_of
 from fsm_spec.executor.device.mailbox import Mailbox, open_mail, require_room, row_width
 from fsm_spec.executor.device.phase import Machine, Phase
 from fsm_spec.executor.device.prefill import Prefill
@@ -59,14 +60,13 @@ class Ticket:
 class DeviceRunner:
     """Run launches on resident requests.
 
-    `view` names the weights in force. With `required`, a phase without a graph is refused.
+    All runs on the machine's device. With `required`, a phase without a graph is refused.
     """
 
     def __init__(
         self,
         tiers: Tiers,
         machine: Machine,
-        view: Callable[[], str],
         *,
         required: bool = False,
     ) -> None:
@@ -77,7 +77,9 @@ class DeviceRunner:
         self.requests: dict[int, Request] = {}
         self.forwards = 0
         lines = self.state.sizes.lines
-        self.graphs = Graphs(machine.place, buckets(lines), self.state.padding, view, required=required)
+        self.graphs = Graphs(
+            machine.place, buckets(lines), self.state.padding, machine.weights.view, required=required
+        )
         self._mail = Mailbox()
         self._lines: dict[int, int] = {}
         self._free = list(range(lines - 1, -1, -1))
@@ -172,8 +174,19 @@ class DeviceRunner:
                 for part in joined
             ]
         ticket = self.submit(batches, launch.chunks)
-        self.receive(ticket, {group.state: group.requests for group in launch.groups})
-        return [self._results[group.state].args for group in launch.groups]
+        for _ in self.receive(ticket):
+            pass
+        return [self._of(group.state, group.requests).args for group in launch.groups]
+
+    def fly(self, requests: Numbers, chunks: Sequence[Chunk]) -> Ticket:
+        """Queue a whole round of requests, whatever states they are in by then, and prefill chunks."""
+        batches = [(each, requests) for level in self.levels() for each in level] if len(requests) else []
+        return self.submit(batches, chunks)
+
+    def levels(self) -> list[list[tuple[str, ...]]]:
+        """List the phases of a round by launch (`levels.py`)."""
+        levels: list[list[tuple[str, ...]]] = self.table.cached("levels", lambda: levels_of(self.table))
+        return levels
 
     def submit(self, batches: Sequence[tuple[tuple[str, ...], Numbers]], chunks: Sequence[Chunk]) -> Ticket:
         """Send mail, and queue phases of (states, requests) and chunks on the device; nothing here waits."""
@@ -187,7 +200,7 @@ class DeviceRunner:
                 self.forwards += phase.height > 0 and phase.drafter is None
                 packed = self.graphs.run(phase, placed)
                 outputs += [
-                    (form, numbers, part[: len(numbers)].flatten())
+                    (form, numbers, part[: len(numbers)].flatten().clone())
                     for form, part in zip(phase.results, packed, strict=True)
                 ]
             outputs += self._prefilled(chunks, rest[-1])
@@ -207,17 +220,19 @@ class DeviceRunner:
                 outputs.append((self.prefill.results, np.array([chunk.request]), packed.flatten()))
         return outputs
 
-    def receive(self, ticket: Ticket, members: Mapping[str, Numbers] | None = None) -> None:
-        """Wait for a launch, and keep its results by event; `members` names the requests of each state, if known."""
+    def receive(self, ticket: Ticket) -> Iterator[Results]:
+        """Wait for a launch, and give the results of its events in order, without requests that were dead.
+
+        While one is given, `stops` and `settle` answer for it.
+        """
         for results in ticket.results():
+            found = results.take(np.flatnonzero(results.alive))
             if results.form.event == life_cycle.FIRST:
-                self._firsts[int(results.numbers[0])] = results
-                continue
-            chosen = np.flatnonzero(results.alive)
-            found = results.take(chosen)
-            if members is not None and not np.array_equal(found.numbers, members[results.form.event]):
-                raise DeviceDiverged(f"the device ran {results.form.event} for other requests than the host")
-            self._results[results.form.event] = found
+                if len(found.numbers):
+                    self._firsts[int(found.numbers[0])] = found
+            else:
+                self._results[results.form.event] = found
+            yield found
 
     def _plan_model(self, state: str) -> str | None:
         return self.table.forwards[self.table.state(state).forward or ""].model

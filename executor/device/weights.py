@@ -1,15 +1,26 @@
-"""Models on a device: copies of what the host loaded, all tensors moved, and the view of the weights in force."""
+"""Models on a device: copies of what the host loaded, all tensors moved, and the view of the weights in force.
+
+An adapter acts on gated rows. Where all rows of a phase are gated, a second copy of the layers with the adapter
+merged into them runs it as fast as the base weights do; it is made where memory allows.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from fsm_spec.executor.adapter import Adapter, LowRank
+from fsm_spec.executor.device.place import Place
+from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.executor.models.weights import Layer
+
+# What a second copy leaves for graphs and activations.
+_SPARE = 2 * 2**30
 T = TypeVar("T")
 Move = Callable[[Tensor], Tensor]
 
@@ -63,3 +74,66 @@ def bytes_of(value: Any) -> int:  # noqa: ANN401 -- any model
 
     moved(value, note)
     return sum(seen.values())
+
+
+def fused(model: Transformer, adapter: Adapter) -> Transformer:
+    """Give a model whose layers have an adapter merged into their weights; all else is shared."""
+    merged = copy.copy(model)
+    merged.adapter = None
+    merged.layers = [
+        _merged(layer, updates) for layer, updates in zip(model.layers, adapter.layers, strict=True)
+    ]
+    return merged
+
+
+def _merged(layer: Layer, updates: Mapping[str, LowRank]) -> Layer:
+    """Give a layer with all its updates in its weights."""
+    changed: dict[str, Any] = {
+        place: _merge(getattr(layer, place), update) for place, update in updates.items()
+    }
+    return replace(layer, **changed)
+
+
+def _merge(weight: Tensor, update: LowRank) -> Tensor:
+    """Add an update to a weight, summed in float32 at least."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return (weight.to(wide) + update.up.to(wide) @ update.down.to(wide)).to(weight.dtype)
+
+
+class Weights:
+    """Say which weights run a phase, and name the view in force, which stands in every graph's key.
+
+    `fuse`: make the second copy always or never; None makes it where the device has room for it.
+    """
+
+    def __init__(self, model: Transformer, place: Place, *, fuse: bool | None = None) -> None:
+        self.model = model
+        self.place = place
+        self.fuse = fuse
+        self._adapter: Adapter | None = None
+        self._fused: Transformer | None = None
+        # Counted, as another adapter may come to lie where the last one did.
+        self._views = 0
+
+    def view(self) -> str:
+        """Name the weights in force; another adapter is another view, and has another copy."""
+        adapter = self.model.adapter
+        if adapter is not self._adapter:
+            self._adapter, self._fused = adapter, None
+            self._views += 1
+            if adapter is not None and self._has_room():
+                self._fused = fused(self.model, adapter)
+        if adapter is None:
+            return "base"
+        return f"{'gated' if self._fused is None else 'fused'} {adapter.name} {self._views}"
+
+    def _has_room(self) -> bool:
+        if self.fuse is not None:
+            return self.fuse
+        spare = self.place.spare_bytes()
+        return spare is not None and spare > bytes_of(self.model.layers) + _SPARE
+
+    def of(self, *, gated: bool) -> Transformer:
+        """Give the model of a phase; with `gated`, all of its rows are."""
+        self.view()
+        return self._fused if gated and self._fused is not None else self.model

@@ -14,6 +14,7 @@ from shipped_specs import SPECS, sizes
 from fsm_spec.compile import compile_table
 from fsm_spec.engine import Engine
 from fsm_spec.executor.adapter import random_adapter
+from fsm_spec.executor.device.overlap import OverlappedEngine
 from fsm_spec.executor.device.place import CpuPlace
 from fsm_spec.executor.device.resident import Resident
 from fsm_spec.executor.device.runner import DeviceRunner
@@ -23,9 +24,10 @@ from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.load import load
-from fsm_spec.policy import Plan, Policy, Pool, load_policy
+from fsm_spec.policy import Plan, Policy, Pool
 from fsm_spec.replay import replay_records
 from fsm_spec.table import Table
+from fsm_spec.tiers import Tier, TierStep
 from fsm_spec.trace import TraceWriter
 
 TOKENS = 8
@@ -40,6 +42,7 @@ PREEMPTS = 1
 class Ran:
     """Hold what a session gave, and its trace."""
 
+    session: Session
     results: list[Result]
     records: list[dict[str, Any]]
 
@@ -80,7 +83,7 @@ def session_of(
 
 def preempting(engine: Engine) -> Plan:
     """Decide as the policy does, but preempt the youngest request once."""
-    plan = Engine.decide(engine)
+    plan = engine.decide()
     last = len(engine.live) - 1
     if engine.iterations != PREEMPTS or last < 1:
         return plan
@@ -98,13 +101,14 @@ def run(
     policy: Policy = POLICY,
     pool: Pool | None = None,
     texts: Sequence[Sequence[int]] = prompts(3),
+    stop_ids: tuple[int, ...] = (5, 6),
     disturb: Callable[[Session, int], None] | None = None,
 ) -> Ran:
     """Run prompts together, with the pages of engine and device held to each other after every iteration."""
     pool = pool or Pool(len(texts) * pool_for(table, max(map(len, texts)), TOKENS, 4, policy).pages, 4)
     session, records = session_of(table, model, resident, policy, pool)
     numbers = [
-        session.add(text, Options(TOKENS, SAMPLING[index % 3], 7 + index, stop_ids=(5, 6)))
+        session.add(text, Options(TOKENS, SAMPLING[index % 3], 7 + index, stop_ids=stop_ids))
         for index, text in enumerate(texts)
     ]
     session.engine.planner = preempting
@@ -120,7 +124,7 @@ def run(
             disturb(session, steps)
         steps += 1
     replay_records(enumerate(records, start=1))
-    return Ran([session.result(number) for number in numbers], records)
+    return Ran(session, [session.result(number) for number in numbers], records)
 
 
 @pytest.mark.parametrize("spec", sorted(SPECS))
@@ -131,3 +135,51 @@ def test_every_shipped_spec_runs_resident_and_gives_the_same(spec: str, model: T
     assert expected.results == found.results
     assert expected.records == found.records
     assert any(record.get("event") == "preempt" for record in found.records)
+
+
+# Rounds of one and of several launches, merged states, loops, carries of every kind, drafts of a model.
+OVERLAPPED = ("ar", "isd", "draft_lm", "eagle3", "linear_spec_threshold", "ngram", "sdar", "uno_tree")
+
+
+@pytest.mark.parametrize("spec", OVERLAPPED)
+def test_a_host_that_plans_ahead_gives_the_same_tokens(spec: str, model: Transformer) -> None:
+    """A round is planned before the last one is seen, a preemption waits for it, and the replay accepts the trace."""
+    table = table_of(spec)
+    lag = POLICY.model_copy(update={"lag": 1})
+    expected, found = run(table, model, None), run(table, model, Resident(CpuPlace()), policy=lag)
+    assert expected.results == found.results
+    assert isinstance(found.session.engine, OverlappedEngine)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_what_ends_between_rounds_touches_nobody_else(lag: int, model: Transformer) -> None:
+    """An abort and a stop string, with a round in flight or not: the others go on, a newcomer takes a freed line."""
+    table = table_of("isd")
+    texts = prompts(5)
+
+    def disturb(session: Session, step: int) -> None:
+        if step == 2:
+            session.abort(0)
+            session.engine.halt(1, 1)
+
+    expected = run(table, model, None, texts=texts, stop_ids=())
+    policy = POLICY.model_copy(update={"lag": lag})
+    found = run(
+        table, model, Resident(CpuPlace()), policy=policy, texts=texts, stop_ids=(), disturb=disturb
+    ).results
+    assert "abort" == found[0].finish_reason
+    assert 1 == len(found[1].token_ids)
+    assert [each.token_ids for each in expected.results[2:]] == [each.token_ids for each in found[2:]]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_tiers_run_each_round_under_the_table_of_its_size(lag: int, model: Transformer) -> None:
+    """Carries hold the largest size, and a round of another size reads and writes a part of them."""
+    tier = Tier(param="b", steps=(TierStep(to=1, value=8), TierStep(value=3)))
+    policy = Policy(max_running=3, tier=tier, lag=lag)
+    table = table_of("linear_spec", b=8)
+    texts = prompts(3)
+    expected = run(table, model, None, policy=policy, texts=texts)
+    found = run(table, model, Resident(CpuPlace()), policy=policy, texts=texts)
+    assert [each.token_ids for each in expected.results] == [each.token_ids for each in found.results]
+    assert 2 == len({record["plan"]["tier"] for record in found.records if "plan" in record})
