@@ -119,6 +119,7 @@ class Graphs:
         self.captured += 1
         return graph
 
-    def keys(self) -> list[Key]:
-        """List the graphs that are held."""
+    @property
+    def held(self) -> list[Key]:
+        """List the graphs that are held, by their keys."""
         return [key for key, slot in self._slots.items() if slot.graph is not None]

@@ -101,15 +101,18 @@ class DeviceRunner:
 
     def capture(self, progress: Progress | None = None) -> None:
         """Capture the graphs of all phases of all tiers; raises UserError where one is required and refused."""
-        wanted = []
+        with torch.inference_mode():
+            self.graphs.capture_all(self.phases(), progress)
+
+    def phases(self) -> list[Phase]:
+        """List the phases of all tiers: each state alone, and those of the target that a launch may meet together."""
+        found: dict[tuple[str, tuple[str, ...]], Phase] = {}
         for table in self.tiers.distinct:
-            for model in (None, *table.models):
-                states = _states_of(table, model)
-                singles = [(name,) for name in states]
-                together = tuple(name for name in states if table.state(name).round)
-                joined = [together] if model is None and len(together) > 1 else []
-                wanted += [self._phase(table, each) for each in [*singles, *joined]]
-        self.graphs.capture_all(wanted, progress)
+            singles = [(state.name,) for state in table.states if state.forward is not None]
+            joined = [each for level in levels_of(table) for each in level]
+            for states in (*singles, *joined):
+                found[table.digest, states] = self._phase(table, states)
+        return list(found.values())
 
     # Requests --------------------------------------------------------------------------------------------------
 
@@ -382,13 +385,6 @@ def refuse(request: Request) -> None:
 
 def _line(columns: Columns, member: int) -> dict[str, int]:
     return {name: int(values[member]) for name, values in columns.items()}
-
-
-def _states_of(table: Table, model: str | None) -> list[str]:
-    """List the states whose forward is of a model, None for the target's, in the order of their codes."""
-    return [
-        s.name for s in table.states if s.forward is not None and table.forwards[s.forward].model == model
-    ]
 
 
 __all__ = ["WAIT", "DeviceDiverged", "DeviceRunner", "Ticket", "refuse"]
