@@ -20,6 +20,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.executor.generate import Options, Session
 from fsm_spec.executor.models.load import load_model
 from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.tokenizer import Tokenizer
 from fsm_spec.load import load
 from fsm_spec.policy import Pool
@@ -75,6 +76,7 @@ def measure(table: Table, tokenizer: Tokenizer, model: Any, requests: int) -> di
 def _timed_operators(session: Session) -> list[float]:
     """Count the seconds that operators over logits take."""
     spent = [0.0]
+    assert isinstance(session.runner, Runner)
     run = session.runner.operators.run
 
     def timed(*args: Any, **more: Any) -> Any:  # noqa: ANN401 -- what the operators take

@@ -76,7 +76,8 @@ class Layout:
         self.at = self._from_kv([segment.at for segment in segments])
         self.slot = self._from_kv([segment.slot for segment in segments])
         self.same_slot = all(segment.at == segment.slot for segment in segments)
-        self._readers = [self._rows_of(operator.rows) for operator in plan.operators]
+        # The plan's rows that each operator reads.
+        self.readers = [self._rows_of(operator.rows) for operator in plan.operators]
         self._mask = plan.mask
         self.captures = any(operator.op == "capture" for operator in plan.operators)
         self._shapes: dict[tuple[int, ...], Shape] = {}
@@ -141,7 +142,7 @@ class Layout:
         number = alive.cumsum() - 1
         gated = self.gated[live]
         mask = torch.from_numpy(np.ascontiguousarray(self._mask[live][:, live]))
-        rows = [reader[alive[reader]] for reader in self._readers]
+        rows = [reader[alive[reader]] for reader in self.readers]
         silent = np.flatnonzero(filled & ~self.query)
         return Shape(live, silent, mask, gated, bool(gated.any()), [(number[own], own) for own in rows])
 

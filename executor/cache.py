@@ -15,18 +15,27 @@ class PagedCache:
     """Hold K and V of all layers in one tensor [layers, pages * page_size, 2, kv_heads, head_dim].
 
     K and V of a slot lie side by side, so that a row is written by one copy and a prefix is read by one gather.
-    A bfloat16 model keeps its cache in float32: on a CPU, attention reads float32 3 to 5 times as fast
-    (`kernels/attention.py`), and the cache loses nothing to rounding.
+    On a CPU a bfloat16 model keeps its cache in float32: attention reads float32 3 to 5 times as fast
+    (`kernels/attention.py`), and the cache loses nothing to rounding. On a GPU it is as wide as the weights.
     """
 
-    def __init__(self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.pages = pages
         self.page_size = page_size
-        self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        self.dtype = dtype
+        if torch.device(device).type == "cpu":
+            self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
         shape = (config.layers, pages * page_size, 2, config.kv_heads, config.head_dim)
         # Zeros and not empty: attention gathers padding slots with weight 0, and 0 * NaN is NaN.
-        self.data = torch.zeros(shape, dtype=self.dtype)
-        self.layers = list(self.data.unbind(0))
+        self.data = torch.zeros(shape, dtype=self.dtype, device=device)
+        self.layers = [self.data.select(0, layer) for layer in range(config.layers)]
         # Hears of moves, where other processes hold other heads of the same slots.
         self.echo: Callable[[torch.Tensor, torch.Tensor], None] | None = None
 

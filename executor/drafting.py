@@ -50,37 +50,7 @@ class Drafting:
         self.models = dict(models)
         self.allocator = allocator
         self._causal: dict[int, torch.Tensor] = {}
-        for name, plan in table.models.items():
-            if name not in models:
-                raise UserError(f"{table.name} drafts with a {plan.kind} called {name}, and none is given")
-        captures = {tuple(draft.model.capture) for draft in self.models.values() if draft.model.capture}
-        if len(captures) > 1:
-            raise UserError(
-                f"the draft models of {table.name} read different layers of the target; give one kind"
-            )
-        self.capture: tuple[int, ...] = captures.pop() if captures else ()
-        self._require_heads()
-
-    def _require_heads(self) -> None:
-        """Hold draft models to the heads that operators name: a missing one would read as full confidence."""
-        for plan in self.table.forwards.values():
-            for operator in plan.operators:
-                if operator.key != "sample:markov":
-                    continue
-                model = self.models[plan.model or ""].model
-                missing = [
-                    what
-                    for what, has in (
-                        ("over the token before", model.has_markov),
-                        ("of confidence", len(operator.out) < 3 or model.has_confidence),
-                    )
-                    if not has
-                ]
-                if missing:
-                    raise UserError(
-                        f"{self.table.name} reads a head {missing[0]}, and the draft model {plan.model} has none; "
-                        "give a checkpoint with one, or another spec."
-                    )
+        self.capture = captured_layers(table, models)
 
     def run(self, name: str, batch: Batch) -> Ran:
         """Run the rows of a draft model: first those without queries, then the others."""
@@ -124,3 +94,42 @@ class Drafting:
                 self._causal.clear()
             self._causal[rows] = torch.ones(rows, rows, dtype=torch.bool).tril()
         return self._causal[rows]
+
+
+def captured_layers(table: Table, models: Mapping[str, DraftModel]) -> tuple[int, ...]:
+    """Name the target's layers that a table's draft models read.
+
+    Raises UserError where a model is missing, reads other layers than another, or lacks a head that the table reads.
+    """
+    for name, plan in table.models.items():
+        if name not in models:
+            raise UserError(f"{table.name} drafts with a {plan.kind} called {name}, and none is given")
+    captures = {tuple(draft.model.capture) for draft in models.values() if draft.model.capture}
+    if len(captures) > 1:
+        raise UserError(
+            f"the draft models of {table.name} read different layers of the target; give one kind"
+        )
+    _require_heads(table, models)
+    return captures.pop() if captures else ()
+
+
+def _require_heads(table: Table, models: Mapping[str, DraftModel]) -> None:
+    """Hold draft models to the heads that operators name: a missing one would read as full confidence."""
+    for plan in table.forwards.values():
+        for operator in plan.operators:
+            if operator.key != "sample:markov":
+                continue
+            model = models[plan.model or ""].model
+            missing = [
+                what
+                for what, has in (
+                    ("over the token before", model.has_markov),
+                    ("of confidence", len(operator.out) < 3 or model.has_confidence),
+                )
+                if not has
+            ]
+            if missing:
+                raise UserError(
+                    f"{table.name} reads a head {missing[0]}, and the draft model {plan.model} has none; "
+                    "give a checkpoint with one, or another spec."
+                )

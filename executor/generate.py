@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -20,7 +20,8 @@ from fsm_spec.executor.drafting import DraftModel
 from fsm_spec.executor.logprobs import Scores
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.drafter import Drafter
-from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.models.rows import FixedRows, RowBatch
+from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.operators import Operators
 from fsm_spec.executor.prefix_cache import PrefixCache, view_of
 from fsm_spec.executor.request import Controls, Request
@@ -34,6 +35,10 @@ from fsm_spec.table import Table
 from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import TraceWriter, header
 
+if TYPE_CHECKING:
+    from fsm_spec.executor.device.resident import Resident
+    from fsm_spec.executor.device.runner import DeviceRunner
+
 # Ids looked at for a special token: models put theirs at the start or at the end of the vocabulary.
 _FIRST_IDS, _LAST_IDS = 32, 512
 
@@ -44,12 +49,12 @@ class CausalModel(Protocol):
     config: ModelConfig
     dtype: torch.dtype
 
-    def forward(self, rows: RowBatch, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
+    def forward(self, rows: RowBatch | FixedRows, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
         """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
 
     def forward_captured(
         self,
-        rows: RowBatch,
+        rows: RowBatch | FixedRows,
         cache: Any,  # noqa: ANN401 -- the model's own kind of cache
         capture: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,6 +103,15 @@ class Result:
     stop_reason: str | int | None = None
 
 
+def _refuse_budget(policy: Policy) -> None:
+    """Refuse costs that nobody would weigh: on a device every draft is granted."""
+    if policy.budget is not None:
+        raise UserError(
+            f"the policy {policy.policy} has a verify budget, which requests that live on a device do not weigh yet; "
+            "take a policy without one, or leave out --resident"
+        )
+
+
 @dataclass
 class _Stream:
     """Follow the text of one request while it grows."""
@@ -117,7 +131,8 @@ class Session:
 
     `pool` sizes the KV cache; `trace` receives what happens (see `fsm_spec/trace.py`); `drafters` are the draft
     models that the table names. `prefix_cache` keeps full pages for later requests whose text begins alike; raises
-    UserError for a spec whose KV may not be found again.
+    UserError for a spec whose KV may not be found again. With `resident`, requests live on its device
+    (`executor/device/`).
     """
 
     def __init__(  # noqa: PLR0913 -- a session ties all parts together
@@ -133,6 +148,7 @@ class Session:
         trace: TraceWriter | None = None,
         drafters: Mapping[str, Drafter] | None = None,
         prefix_cache: bool = False,
+        resident: Resident | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -144,32 +160,41 @@ class Session:
             raise UserError(
                 f"mask id {self.mask_id} is out of range; the model has tokens 0 to {config.vocab - 1}"
             )
-        cache = PagedCache(config, pool.pages, pool.page_size, model.dtype)
-        self.allocator = PageAllocator(pool.pages, pool.page_size)
         policy = policy or Policy()
         tiers = tiers_of(table, policy)
-        self.runner = Runner(
-            tiers.largest,
-            model,
-            cache,
-            self.allocator,
-            vocabulary=config.vocab,
-            mask_id=self.mask_id,
-            operators=operators or Operators(CounterChooser(), rate=policy.rate),
-            carry=tiers.carry,
-            drafters={
-                name: DraftModel(
-                    drafter, PagedCache(drafter.config, pool.pages, pool.page_size, drafter.dtype)
-                )
-                for name, drafter in (drafters or {}).items()
-            },
-        )
+        self.allocator = PageAllocator(pool.pages, pool.page_size)
+        self.resident = resident
         self.prefixes: PrefixCache | None = None
-        if prefix_cache:
-            view = view_of((config, model.dtype, *map(_identity, (drafters or {}).values())))
-            self.prefixes = _prefixes(table, self.allocator, self.runner, view)
-        self.runner.prefixes = self.prefixes
-        self.engine = Engine(table, policy, pool, self.runner, trace, prefixes=self.prefixes)
+        self.runner: Runner | DeviceRunner
+        if resident is not None:
+            _refuse_budget(policy)
+            assert isinstance(model, Transformer), "the resident runner moves the weights of a transformer"
+            if prefix_cache:
+                raise UserError("requests that live on a device share no pages yet; leave out --prefix-cache")
+            self.runner = resident.runner(tiers, model, drafters or {}, pool, policy, self.mask_id)
+            self.engine = resident.engine(policy)(table, policy, pool, self.runner, trace)
+        else:
+            self.runner = Runner(
+                tiers.largest,
+                model,
+                PagedCache(config, pool.pages, pool.page_size, model.dtype),
+                self.allocator,
+                vocabulary=config.vocab,
+                mask_id=self.mask_id,
+                operators=operators or Operators(CounterChooser(), rate=policy.rate),
+                carry=tiers.carry,
+                drafters={
+                    name: DraftModel(
+                        drafter, PagedCache(drafter.config, pool.pages, pool.page_size, drafter.dtype)
+                    )
+                    for name, drafter in (drafters or {}).items()
+                },
+            )
+            if prefix_cache:
+                view = view_of((config, model.dtype, *map(_identity, (drafters or {}).values())))
+                self.prefixes = _prefixes(table, self.allocator, self.runner, view)
+            self.runner.prefixes = self.prefixes
+            self.engine = Engine(table, policy, pool, self.runner, trace, prefixes=self.prefixes)
         self._streams: dict[int, _Stream] = {}
 
     def pages_by_kind(self) -> dict[str, int]:
@@ -194,8 +219,11 @@ class Session:
 
     def switch(self, policy: Policy) -> None:
         """Put another policy in force from the next iteration on; errors as in `Engine.switch`."""
+        if self.resident is not None:
+            _refuse_budget(policy)
         self.engine.switch(policy)
-        self.runner.operators.rate = policy.rate
+        if isinstance(self.runner, Runner):
+            self.runner.operators.rate = policy.rate
 
     def add(self, prompt: Sequence[int], options: Options | None = None) -> int:
         """Queue a request and give its number.
@@ -210,11 +238,13 @@ class Session:
         except ValueError as error:
             raise UserError(str(error).removeprefix("row 0: ")) from None
         stop_ids = self.model.config.eos_token_ids if options.stop_ids is None else options.stop_ids
-        number = self.engine.submit(len(prompt), limit)
         scores = None
         if options.logprobs is not None:
             scores = Scores(options.logprobs, prompt=options.prompt_logprobs)
         request = Request(prompt, limit, options.sampling, options.seed, stop_ids, options.controls, scores)
+        if self.resident is not None:
+            self.resident.refuse(request)
+        number = self.engine.submit(len(prompt), limit)
         self.runner.add(number, request)
         decoder = self.tokenizer.stream() if self.tokenizer else None
         stops = StopText(options.stop, include=options.include_stop)

@@ -35,7 +35,7 @@ from fsm_spec.executor.adapter import bundled_adapter, load_adapter, refuse_adap
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.models.config import read_config
 from fsm_spec.executor.models.load import LoadedModel, SafetensorsFolder, load_gguf
-from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.split import Split, SplitWeights
 from fsm_spec.executor.models.store import Progress, resolve, silent
 from fsm_spec.executor.models.transformer import Transformer
@@ -145,21 +145,22 @@ class Leader(Transformer):
     group: Group
 
     @torch.inference_mode()
-    def forward(self, rows: RowBatch, cache: PagedCache) -> torch.Tensor:
+    def forward(self, rows: RowBatch | FixedRows, cache: PagedCache) -> torch.Tensor:
         """Run T rows as `Transformer.forward` does; raises UserError where another process is gone."""
         with self._together(rows, cache):
             return super().forward(rows, cache)
 
     @torch.inference_mode()
     def forward_captured(
-        self, rows: RowBatch, cache: PagedCache, capture: Sequence[int]
+        self, rows: RowBatch | FixedRows, cache: PagedCache, capture: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run T rows as `Transformer.forward_captured` does; raises UserError where another process is gone."""
         with self._together(rows, cache):
             return super().forward_captured(rows, cache, capture)
 
     @contextmanager
-    def _together(self, rows: RowBatch, cache: PagedCache) -> Iterator[None]:
+    def _together(self, rows: RowBatch | FixedRows, cache: PagedCache) -> Iterator[None]:
+        assert isinstance(rows, RowBatch), "requests on a device run in one process"
         with self.group.watched():
             number = self.group.number_of(cache)
             self.group.tell("run", number, _packed(rows))
@@ -292,7 +293,8 @@ def load_parallel(
 ) -> LoadedModel:
     """Load a model and its adapter over `size` processes, this one among them; they end with this process.
 
-    Where no adapter is given and rows are `gated`, one that lies with the model is taken. `threads` are this machine's for all of them together. Raises UserError for a model that cannot be cut so.
+    Where no adapter is given and rows are `gated`, one that lies with the model is taken. `threads` are this
+    machine's for all of them together. Raises UserError for a model that cannot be cut so.
     """
     found = resolve(path_or_name)
     folder = load_gguf(found, progress) if found.is_file() else found

@@ -264,9 +264,16 @@ class Engine:
 
     def iterate(self) -> Iteration:
         """Run one iteration: one round of every request that runs, and the prefill chunks that ride along."""
-        decision = self.planner(self)
-        self._enter(decision.tier)
         report = Iteration()
+        running, chunks = self._enact(self.planner(self), report)
+        self._run(running, chunks, report)
+        self._release_ended(report)
+        self.iterations += 1
+        return report
+
+    def _enact(self, decision: Plan, report: Iteration) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+        """Follow a plan up to its launches; give the slots that run, and those prefilled with their tokens."""
+        self._enter(decision.tier)
         live = self.live
         numbers = self.requests[live]
         queue = self.queue()
@@ -292,10 +299,7 @@ class Engine:
             report.admitted.append(request)
             if tokens:
                 chunks.append((slot, tokens))
-        self._run(running, chunks, report)
-        self._release_ended(report)
-        self.iterations += 1
-        return report
+        return running, chunks
 
     def _enter(self, tier: int | None) -> None:
         """Run this iteration's rounds under the table of the size that the plan chose."""

@@ -90,14 +90,17 @@ def choose(table: Table, columns: Columns, event: str, args: Mapping[str, Array]
 
 
 def evaluate(table: Table, expr: Expr, columns: Columns, xp: Any) -> Array:
-    """Evaluate an expression over columns for every request: an array [n] (a constant is spread over them)."""
+    """Evaluate an expression over columns for every request: an array [n] (a constant is spread over them).
+
+    `columns` may hold arguments of an event beside them.
+    """
     # By identity, as hashing a tree costs more than evaluating it; the entry keeps the expression alive.
     key = ("evaluate", id(expr), id(xp))
     known = table.cache.get(key)
     if known is None:
         emitter = _Emitter(table)
         body = emitter.array(expr)
-        loads = emitter.loads("c", table.column_names)
+        loads = emitter.loads("c", tuple(emitter.read))
         text = "\n    ".join(["def evaluate(c):", *loads, *emitter.lines, f"return {body}"])
         known = table.cache[key] = expr, _compile(text, "evaluate", xp)
     return known[1](columns)

@@ -31,9 +31,10 @@ from fsm_spec.executor.models.confidence_head import ConfidenceHead, read_temper
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.drafter import ContextRows, Drafted, require_layers, require_vocabulary
 from fsm_spec.executor.models.markov_head import KINDS, MarkovHead
-from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.transformer import Transformer, linear, normed, turn
 from fsm_spec.executor.models.weights import WeightReader
+from fsm_spec.kernels.fixed.cache import kv_append
 
 Tensor = torch.Tensor
 
@@ -154,10 +155,13 @@ class ContextHead:
             if layer.key_norm is not None:
                 lines[:, : config.kv_heads] = normed(keys, layer.key_norm)
             turn(keys, cos, sin)
-            store.index_copy_(0, rows.slots, lines.unflatten(1, (2, config.kv_heads)))
+            kept, values = lines[None].chunk(2, 2)
+            kv_append(store, kept, values, rows.slots[None].int())
 
     @torch.inference_mode()
-    def forward(self, rows: RowBatch, cache: PagedCache, features: Tensor | None = None) -> Drafted:
+    def forward(
+        self, rows: RowBatch | FixedRows, cache: PagedCache, features: Tensor | None = None
+    ) -> Drafted:
         """Run the rows of blocks; their context has been written before. `hidden` is normed, as the heads read it."""
         assert features is None, "rows with a query read no features"
         stream = self.body.run(self.body.embed(rows.token_ids), rows, cache)

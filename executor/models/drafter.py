@@ -16,7 +16,7 @@ import torch
 from fsm_spec.errors import UserError
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.models.config import ModelConfig
-from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.models.rows import FixedRows, RowBatch
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class Drafter(Protocol):
     capture: tuple[int, ...]
     mask_token_id: int | None
 
-    def forward(self, rows: RowBatch, cache: PagedCache, features: torch.Tensor | None = None) -> Drafted:
+    def forward(
+        self, rows: RowBatch | FixedRows, cache: PagedCache, features: torch.Tensor | None = None
+    ) -> Drafted:
         """Run T rows, write their K and V to their slots; `features` [T, width] is a second input of each row."""
 
 

@@ -29,7 +29,7 @@ from fsm_spec.executor.models import architectures as names
 from fsm_spec.executor.models import draft_folder as folders
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.drafter import Drafted, require_layers, require_vocabulary
-from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.transformer import LayerStack, Transformer, linear, normed
 from fsm_spec.executor.models.weights import WeightReader
 
@@ -84,7 +84,9 @@ class FeatureHead:
         self.target_ids = _target_ids(reader, config)
 
     @torch.inference_mode()
-    def forward(self, rows: RowBatch, cache: PagedCache, features: Tensor | None = None) -> Drafted:
+    def forward(
+        self, rows: RowBatch | FixedRows, cache: PagedCache, features: Tensor | None = None
+    ) -> Drafted:
         """Run T rows on features [T, n * target_hidden] of the target, or [T, hidden] of the head itself."""
         assert features is not None, "a feature head reads features"
         stack, layer = self.stack, self.stack.layers[0]

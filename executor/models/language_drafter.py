@@ -11,7 +11,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.drafter import Drafted, require_vocabulary
-from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.transformer import Transformer
 
 
@@ -27,7 +27,9 @@ class LanguageDrafter:
         self.config = model.config
         self.dtype = model.dtype
 
-    def forward(self, rows: RowBatch, cache: PagedCache, features: torch.Tensor | None = None) -> Drafted:
+    def forward(
+        self, rows: RowBatch | FixedRows, cache: PagedCache, features: torch.Tensor | None = None
+    ) -> Drafted:
         """Run T rows; a language model has no second input."""
         assert features is None, "a language model reads no features"
         logits = self.model.forward(rows, cache)

@@ -39,7 +39,7 @@ class MarkovHead:
 
     def start(self, requests: int) -> Tensor:
         """Give the state before the first draft, [n, rank]."""
-        return torch.zeros(requests, self.rank, dtype=self.dtype)
+        return torch.zeros(requests, self.rank, dtype=self.dtype, device=self.embedding.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Look up W1 of tokens [...] -> [..., rank]."""

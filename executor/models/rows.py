@@ -1,4 +1,8 @@
-"""The rows of one forward: what every row plan, prefill chunk or mixed batch is handed to the model as."""
+"""The rows of one forward: what every row plan, prefill chunk or mixed batch is handed to the model as.
+
+`RowBatch` holds live rows alone, laid out by the host; `FixedRows` holds every row of a plan for every request of a
+bucket, dead ones too, so that its shapes are the same in each round.
+"""
 
 from __future__ import annotations
 
@@ -37,3 +41,32 @@ class RowBatch:
     def requests(self) -> int:
         """Count the requests."""
         return len(self.row_start) - 1
+
+
+@dataclass(frozen=True)
+class FixedRows:
+    """Hold R rows of each of n requests; row r of request i is row i * R + r.
+
+    A row sees its request's first `context` slots, by the block table, and those of the M `block_slots` whose bit is
+    set in its line of the mask (`kernels/fixed/attention.py`). Dead rows have slot -1 and see nothing.
+    """
+
+    token_ids: torch.Tensor
+    """[n * R] int64"""
+    positions: torch.Tensor
+    """[n * R] int64"""
+    slots: torch.Tensor
+    """[n, R] int32, page * page_size + offset, -1 where nothing is written"""
+    block_table: torch.Tensor
+    """[n, P] int32, pages"""
+    context: torch.Tensor
+    """[n] int32"""
+    block_slots: torch.Tensor
+    """[n, M] int32, -1 where there is none"""
+    mask: torch.Tensor
+    """[n or 1, R, ceil(M / 32)] int32, packed"""
+    logits_rows: torch.Tensor
+    """[L] int64, the rows whose logits are wanted"""
+    page_size: int
+    adapter_rows: torch.Tensor | None = None
+    """[n * R] bool, the rows that run with adapter weights; None runs all rows on base weights"""

@@ -23,7 +23,7 @@ import torch
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.models.draft_folder import open_draft_weights
 from fsm_spec.executor.models.drafter import Drafted
-from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.transformer import LayerStack, Transformer, linear, normed
 from fsm_spec.executor.models.weights import WeightReader
 
@@ -51,7 +51,9 @@ class TokenHeads:
         self.final_norm = reader.norm(f"{MODULE}final_layernorm.weight", hidden)
 
     @torch.inference_mode()
-    def forward(self, rows: RowBatch, cache: PagedCache, features: Tensor | None = None) -> Drafted:
+    def forward(
+        self, rows: RowBatch | FixedRows, cache: PagedCache, features: Tensor | None = None
+    ) -> Drafted:
         """Run T rows on features [T, hidden], the target's or the module's own."""
         assert features is not None, "a token head reads features"
         wide = self.stack.wide

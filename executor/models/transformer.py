@@ -12,20 +12,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
-from fsm_spec.executor.adapter import Adapter
+from fsm_spec.executor.adapter import Adapter, LowRank
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.models import architectures as names
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.experts import mix_experts
 from fsm_spec.executor.models.rope import query_gain, yarn_frequencies
-from fsm_spec.executor.models.rows import RowBatch
+from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.weights import Layer, Norm, WeightReader, wide_dtype
 from fsm_spec.kernels.adapter import add_low_rank
 from fsm_spec.kernels.attention import AttentionGroup, attend, plan_attention
+from fsm_spec.kernels.fixed.adapter import gated_linear
+from fsm_spec.kernels.fixed.attention import paged_attention
+from fsm_spec.kernels.fixed.cache import kv_append
 
 Tensor = torch.Tensor
 # Up to here the weight is cheaper as the left factor; at 64 rows both forms cost the same.
@@ -34,15 +38,82 @@ FEW_ROWS = 32
 EMBEDDED = -1
 
 
+class Pass(Protocol):
+    """Be what all layers of one forward share: rotary tables, and what differs between ragged and fixed rows."""
+
+    @property
+    def cos(self) -> Tensor:
+        """Give the cosines of `LayerStack.rotary`."""
+
+    @property
+    def sin(self) -> Tensor:
+        """Give the sines of `LayerStack.rotary`."""
+
+    def write(self, cache: Tensor, lines: Tensor) -> None:
+        """Write K and V [T, 2 * kv_heads, head_dim] of all rows to their slots of a layer's cache."""
+
+    def attend(self, query: Tensor, cache: Tensor) -> Tensor:
+        """Attend queries [T, heads, head_dim] over what their rows see -> [T, heads * head_dim]."""
+
+    def project(self, rows_in: Tensor, weight: Tensor, bias: Tensor | None, update: LowRank | None) -> Tensor:
+        """Apply a weight to all rows [T, inputs], and its adapter's update to the gated rows."""
+
+
 @dataclass(frozen=True)
-class _Pass:
-    """Hold what all layers of one forward share."""
+class RaggedPass:
+    """Run the live rows of a `RowBatch`."""
 
     slots: Tensor
     cos: Tensor
     sin: Tensor
     groups: list[AttentionGroup]
     gated: Tensor | None
+
+    def write(self, cache: Tensor, lines: Tensor) -> None:
+        """Write K and V of all rows to their slots."""
+        cache.index_copy_(0, self.slots, lines.unflatten(1, (2, lines.shape[1] // 2)))
+
+    def attend(self, query: Tensor, cache: Tensor) -> Tensor:
+        """Attend queries by groups of requests with equal row counts."""
+        return attend(query, cache, self.groups)
+
+    def project(self, rows_in: Tensor, weight: Tensor, bias: Tensor | None, update: LowRank | None) -> Tensor:
+        """Apply a weight to all rows, and its update to the gated rows."""
+        out = linear(rows_in, weight, bias)
+        if self.gated is not None and update is not None:
+            add_low_rank(out, rows_in, self.gated, update.down, update.up)
+        return out
+
+
+@dataclass(frozen=True)
+class FixedPass:
+    """Run all rows of `FixedRows`, through kernels that wait for no host."""
+
+    rows: FixedRows
+    cos: Tensor
+    sin: Tensor
+
+    def write(self, cache: Tensor, lines: Tensor) -> None:
+        """Write K and V of the rows that have a slot."""
+        requests, rows = self.rows.slots.shape
+        key, value = lines.unflatten(0, (requests, rows)).chunk(2, 2)
+        kv_append(cache, key, value, self.rows.slots)
+
+    def attend(self, query: Tensor, cache: Tensor) -> Tensor:
+        """Attend queries through block tables."""
+        rows = self.rows
+        blocks = query.to(cache.dtype).unflatten(0, tuple(rows.slots.shape))
+        seen: Tensor = paged_attention(
+            blocks, cache, rows.block_table, rows.context, rows.block_slots, rows.mask, rows.page_size
+        )
+        return seen.flatten(2).flatten(0, 1)
+
+    def project(self, rows_in: Tensor, weight: Tensor, bias: Tensor | None, update: LowRank | None) -> Tensor:
+        """Apply a weight to all rows, and its update to the gated rows."""
+        if self.rows.adapter_rows is None or update is None:
+            return linear(rows_in, weight, bias)
+        out: Tensor = gated_linear(rows_in, weight, bias, update.down, update.up, self.rows.adapter_rows)
+        return out
 
 
 class LayerStack:
@@ -64,7 +135,7 @@ class LayerStack:
     def run(
         self,
         stream: Tensor,
-        rows: RowBatch,
+        rows: RowBatch | FixedRows,
         cache: PagedCache,
         *,
         first_read: Tensor | None = None,
@@ -92,7 +163,7 @@ class LayerStack:
         angles = torch.outer(positions.double(), self.frequencies)
         cos, sin = angles.cos(), angles.sin()
         # The query's share of the tables carries the 1 / sqrt(head_dim) of the attention scores.
-        scale = torch.ones(config.heads + config.kv_heads, 1, dtype=torch.float64)
+        scale = torch.ones(config.heads + config.kv_heads, 1, dtype=torch.float64, device=positions.device)
         scale[: config.heads] = 1 / math.sqrt(config.head_dim)
         if config.rope_scaling is not None:
             scale *= config.rope_scaling.attention_factor
@@ -104,8 +175,10 @@ class LayerStack:
             (torch.cat((-sin, sin), 1)[:, None] * scale).to(self.wide),
         )
 
-    def _prepare(self, rows: RowBatch, cache: PagedCache) -> _Pass:
+    def _prepare(self, rows: RowBatch | FixedRows, cache: PagedCache) -> Pass:
         """Compute what does not depend on the layer."""
+        if isinstance(rows, FixedRows):
+            return FixedPass(rows, *self.rotary(rows.positions))
         gated = None
         if self.adapter is not None and rows.adapter_rows is not None:
             found = rows.adapter_rows.nonzero().view(-1)
@@ -113,10 +186,10 @@ class LayerStack:
         groups = plan_attention(
             rows.row_start, rows.slots, rows.context_slots, rows.masks, self.config.kv_heads, cache.dtype
         )
-        return _Pass(rows.slots, *self.rotary(rows.positions), groups, gated)
+        return RaggedPass(rows.slots, *self.rotary(rows.positions), groups, gated)
 
     def _attention(
-        self, stream: Tensor, read: Tensor, layer: Layer, cache: Tensor, shared: _Pass, index: int
+        self, stream: Tensor, read: Tensor, layer: Layer, cache: Tensor, shared: Pass, index: int
     ) -> Tensor:
         """Add attention over `read` to the residual stream; K and V are written before anything reads them."""
         config = self.config
@@ -128,11 +201,11 @@ class LayerStack:
             lines[:, :heads] = normed(lines[:, :heads], layer.query_norm)
             lines[:, heads : heads + keys] = normed(lines[:, heads : heads + keys], layer.key_norm)
         turn(turning, shared.cos, shared.sin)
-        cache.index_copy_(0, shared.slots, lines[:, heads:].unflatten(1, (2, keys)))
-        seen = attend(lines[:, :heads], cache, shared.groups).to(self.dtype)
+        shared.write(cache, lines[:, heads:])
+        seen = shared.attend(lines[:, :heads], cache).to(self.dtype)
         return stream.add_(self._project(seen, layer.output, layer.output_bias, shared, index, "output"))
 
-    def _feed_forward(self, stream: Tensor, layer: Layer, shared: _Pass, index: int) -> Tensor:
+    def _feed_forward(self, stream: Tensor, layer: Layer, shared: Pass, index: int) -> Tensor:
         """Add the gated feed-forward network (SwiGLU, arXiv:2002.05202) to the residual stream."""
         read = normed(stream, layer.ffn_norm).to(self.dtype)
         if layer.router is not None and self.config.experts is not None:
@@ -143,14 +216,11 @@ class LayerStack:
         return stream.add_(self._project(inner, layer.down, None, shared, index, "down"))
 
     def _project(
-        self, rows_in: Tensor, weight: Tensor, bias: Tensor | None, shared: _Pass, index: int, place: str
+        self, rows_in: Tensor, weight: Tensor, bias: Tensor | None, shared: Pass, index: int, place: str
     ) -> Tensor:
         """Apply a weight to all rows, and the adapter's update of that weight to the gated rows."""
-        out = linear(rows_in, weight, bias)
-        if shared.gated is not None and self.adapter is not None:
-            update = self.adapter.layers[index].get(place)
-            if update is not None:
-                add_low_rank(out, rows_in, shared.gated, update.down, update.up)
+        update = None if self.adapter is None else self.adapter.layers[index].get(place)
+        out = shared.project(rows_in, weight, bias, update)
         if self.over_parts is not None and place in ("output", "down"):
             out = self.over_parts(out.to(self.wide))
         return out
@@ -176,21 +246,21 @@ class Transformer(LayerStack):
         self.final_norm = reader.norm(names.FINAL_NORM, config.hidden)
 
     @torch.inference_mode()
-    def forward(self, rows: RowBatch, cache: PagedCache) -> Tensor:
+    def forward(self, rows: RowBatch | FixedRows, cache: PagedCache) -> Tensor:
         """Run T rows, write their K and V to their slots, and return logits [L, vocab] float32 of `logits_rows`."""
         stream = self.run(self.embed(rows.token_ids), rows, cache)
         return self.read_logits(normed(stream.index_select(0, rows.logits_rows), self.final_norm))
 
     @torch.inference_mode()
     def forward_captured(
-        self, rows: RowBatch, cache: PagedCache, capture: Sequence[int]
+        self, rows: RowBatch | FixedRows, cache: PagedCache, capture: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Run T rows as `forward` does -> (logits, the streams named by `capture` side by side [T, n * hidden]).
 
         Stream i is the one after layer i, EMBEDDED the one before the first, `config.layers` the final norm's.
         """
-        streams: dict[int, Tensor] = dict.fromkeys(capture, torch.empty(0))
         embedded = self.embed(rows.token_ids)
+        streams: dict[int, Tensor] = dict.fromkeys(capture, embedded)
         if EMBEDDED in streams:
             streams[EMBEDDED] = embedded.clone()
         stream = self.run(embedded, rows, cache, captured=streams)
@@ -232,7 +302,7 @@ def linear(rows_in: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     Measured for 3072 x 576 on one core: 1 row 405 us, as `mv` 277 us; 8 rows 494 us, as `weight @ rows.T` 347 us.
     """
     count = len(rows_in)
-    if rows_in.dtype != torch.bfloat16 or count > FEW_ROWS:
+    if rows_in.device.type != "cpu" or rows_in.dtype != torch.bfloat16 or count > FEW_ROWS:
         return functional.linear(rows_in, weight, bias)
     product = torch.mv(weight, rows_in[0])[None] if count == 1 else torch.mm(weight, rows_in.t()).t()
     out = product.contiguous()

@@ -1,0 +1,125 @@
+"""Graphs by what they are of: phase, batch bucket, table and view of the weights.
+
+A key that left one of these out would replay one phase for another, or old weights: each stands in it by name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsm_spec.errors import UserError
+from fsm_spec.executor.device.phase import Phase
+from fsm_spec.executor.device.place import Graph, Place
+from fsm_spec.executor.device.tape import CaptureRefused
+
+Progress = Callable[[str, int, int], None]
+
+
+class Key(NamedTuple):
+    """Name a graph: table digest, states of the phase, places in the batch, and the weights' view."""
+
+    digest: str
+    states: tuple[str, ...]
+    bucket: int
+    view: str
+
+
+def buckets(most: int) -> list[int]:
+    """List batch sizes: powers of two up to `most`, and `most` itself."""
+    sizes = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
+    return sizes if sizes[-1] == most else [*sizes, most]
+
+
+class _Slot:
+    """Hold a phase at one batch size: the tensor that its lines are written to, and its graph if it has one."""
+
+    def __init__(self, phase: Phase, lines: Tensor) -> None:
+        self.phase = phase
+        self.lines = lines
+        self.graph: Graph | None = None
+
+
+class Graphs:
+    """Run phases by graphs where the device has them; `required` turns the fallback without a graph into an error.
+
+    `view` gives the name of the weights' present view; a changed view makes new graphs, and old ones are dropped.
+    """
+
+    def __init__(
+        self, place: Place, sizes: list[int], padding: int, view: Callable[[], str], *, required: bool = False
+    ) -> None:
+        self.place = place
+        self.sizes = sizes
+        self.padding = padding
+        self.view = view
+        self.required = required
+        self._slots: dict[Key, _Slot] = {}
+        self._refused: set[tuple[str, ...]] = set()
+        self.captured = 0
+        self.replayed = 0
+        self.eager = 0
+
+    def bucket(self, members: int) -> int:
+        """Give the smallest batch size that holds so many requests."""
+        return self.sizes[bisect_left(self.sizes, members)]
+
+    def capture_all(self, phases: Iterable[Phase], progress: Progress | None = None) -> None:
+        """Capture the graphs of phases at all batch sizes, largest first, so that smaller ones reuse its memory."""
+        wanted = [(phase, size) for phase in phases for size in reversed(self.sizes)]
+        for done, (phase, size) in enumerate(wanted):
+            if progress is not None:
+                progress("capturing graphs", done, len(wanted))
+            self._slot(phase, size)
+        if progress is not None and wanted:
+            progress("capturing graphs", len(wanted), len(wanted))
+
+    def run(self, phase: Phase, lines: Tensor) -> list[Tensor]:
+        """Run a phase for lines int64 [bucket]; what it gives stays valid until its next run."""
+        slot = self._slot(phase, len(lines))
+        slot.lines.copy_(lines)
+        if slot.graph is None:
+            self.eager += 1
+            return phase(slot.lines)
+        slot.graph.replay()
+        self.replayed += 1
+        return slot.graph.outputs
+
+    def _slot(self, phase: Phase, size: int) -> _Slot:
+        view = self.view()
+        key = Key(phase.table.digest, phase.states, size, view)
+        slot = self._slots.get(key)
+        if slot is None:
+            # Graphs of another view read weights that are no longer in force.
+            self._slots = {known: held for known, held in self._slots.items() if known.view == view}
+            lines = torch.full((size,), self.padding, dtype=torch.int64, device=self.place.device)
+            slot = self._slots[key] = _Slot(phase, lines)
+            if self.place.graphs:
+                slot.graph = self._capture(slot)
+        return slot
+
+    def _capture(self, slot: _Slot) -> Graph | None:
+        """Capture a phase on padding alone, which changes nothing."""
+        phase = slot.phase
+        try:
+            graph = self.place.capture(lambda: phase(slot.lines))
+        except CaptureRefused as refused:
+            what = f"the phase {' + '.join(phase.states)} of {phase.table.name} has no graph: {refused}"
+            if self.required:
+                raise UserError(f"{what}; run without --require-graphs") from None
+            if phase.states not in self._refused:
+                warnings.warn(f"{what}; it runs without one", stacklevel=2)
+                self._refused.add(phase.states)
+            return None
+        self.captured += 1
+        return graph
+
+    @property
+    def held(self) -> list[Key]:
+        """List the graphs that are held, by their keys."""
+        return [key for key, slot in self._slots.items() if slot.graph is not None]

@@ -1,0 +1,137 @@
+"""Put a resident runner together: sizes from table, pool and models, memory asked for before it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fsm_spec.engine import Engine
+from fsm_spec.executor.cache import PagedCache
+from fsm_spec.executor.device.overlap import OverlappedEngine
+from fsm_spec.executor.device.phase import Machine
+from fsm_spec.executor.device.place import Place, require_bytes
+from fsm_spec.executor.device.runner import DeviceRunner, refuse
+from fsm_spec.executor.device.state import DeviceState, Sizes
+from fsm_spec.executor.device.weights import Weights, bytes_of, to_device
+from fsm_spec.executor.drafting import DraftModel, captured_layers
+from fsm_spec.executor.models.config import ModelConfig
+from fsm_spec.executor.models.drafter import Drafter
+from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.executor.request import Request
+from fsm_spec.policy import Policy, Pool, most_headroom
+from fsm_spec.table import Table
+from fsm_spec.tiers import Tiers
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Say where a session runs resident; with `require_graphs` a phase without a graph is refused.
+
+    `fuse` is that of `weights.py:Weights`.
+    """
+
+    place: Place
+    require_graphs: bool = False
+    fuse: bool | None = None
+
+    def runner(
+        self,
+        tiers: Tiers,
+        model: Transformer,
+        drafters: Mapping[str, Drafter],
+        pool: Pool,
+        policy: Policy,
+        mask_id: int,
+    ) -> DeviceRunner:
+        """Move models to the device and make the state of requests there; UserError where memory is missing."""
+        place = self.place
+        drafting = {name: DraftModel(each, None) for name, each in drafters.items()}
+        capture = captured_layers(tiers.largest, drafting)
+        sizes = _sizes(tiers, policy, pool, model, drafters, len(capture))
+        if place.device.type != "cpu":
+            held = bytes_of((model, dict(drafters)))
+            require_bytes(place, held, "the model", "use a smaller model, or --dtype bfloat16")
+        moved, moved_drafters = to_device((model, dict(drafters)), place.device)
+        models: list[Transformer | Drafter] = [model, *drafters.values()]
+        needed = sum(_cache_bytes(each, pool) for each in models)
+        require_bytes(place, needed, f"the KV cache of {pool.pages} pages", "lower --pages")
+
+        def cache_of(each: Transformer | Drafter) -> PagedCache:
+            return PagedCache(each.config, pool.pages, pool.page_size, each.dtype, place.device)
+
+        machine = Machine(
+            place=place,
+            weights=Weights(moved, place, fuse=self.fuse),
+            cache=cache_of(moved),
+            drafters={name: DraftModel(each, cache_of(each)) for name, each in moved_drafters.items()},
+            capture=capture,
+            state=DeviceState(tiers.largest, tiers.carry, sizes, place.device),
+            mask_id=mask_id,
+            vocabulary=model.config.vocab,
+        )
+        return DeviceRunner(tiers, machine, required=self.require_graphs)
+
+    @staticmethod
+    def engine(policy: Policy) -> type[Engine]:
+        """Give the engine loop of a policy: with a lag, the host plans a round while the one before runs."""
+        return OverlappedEngine if policy.lag else Engine
+
+    @staticmethod
+    def refuse(request: Request) -> None:
+        """Raise UserError for a request that the device cannot run alone."""
+        refuse(request)
+
+
+def _sizes(
+    tiers: Tiers,
+    policy: Policy,
+    pool: Pool,
+    model: Transformer,
+    drafters: Mapping[str, Drafter],
+    captured: int,
+) -> Sizes:
+    """Size the state of requests: as many lines as may run, texts as long as context and pool allow."""
+    table, config = tiers.largest, model.config
+    text = min(config.context, pool.pages * pool.page_size + max(table.block or 1, 1))
+    longest = text + most_headroom(table, policy)
+    return Sizes(
+        lines=policy.max_running,
+        pages=pool.pages,
+        page_size=pool.page_size,
+        text=text,
+        table=max(1, min(pool.pages, int(pool.pages_of(longest)))),
+        vocabulary=config.vocab,
+        widths=_widths(table, config, drafters, captured),
+        wide=model.wide,
+    )
+
+
+def _cache_bytes(model: Transformer | Drafter, pool: Pool) -> int:
+    config, size = model.config, model.dtype.itemsize
+    return config.layers * pool.pages * pool.page_size * 2 * config.kv_heads * config.head_dim * size
+
+
+def _widths(
+    table: Table, target: ModelConfig, drafters: Mapping[str, Drafter], captured: int
+) -> dict[str, int]:
+    """Give the width of each carry of hidden states: of the target's captured layers, or of a draft model's own.
+
+    Which of them a carry holds says what its rows set it to.
+    """
+    own = {
+        output: drafters[plan.model].config.hidden
+        for plan in table.forwards.values()
+        if plan.model is not None
+        for operator in plan.operators
+        for output in operator.out
+    }
+    widths = {}
+    for carry in table.carry:
+        if carry.type != "feature":
+            continue
+        names = {
+            p.name for row in table.rows for name, pieces in row.carries if name == carry.name for p in pieces
+        }
+        drafted = [own[name] for name in names if name in own]
+        widths[carry.name] = drafted[0] if drafted else captured * target.hidden
+    return widths

@@ -1,0 +1,150 @@
+"""What the device holds of requests: a line each, with columns, carries, pages, sampling parameters and text.
+
+A request has one line while it is admitted. Two lines are nobody's: padding reads the first, which is never written
+and always at its end, and what dead members of a launch would write goes to the second, which is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fsm_spec.executor.carry import EMPTY
+from fsm_spec.kernels.fixed.law import SamplingColumns
+from fsm_spec.kernels.tree import NO_NODE, Tree
+from fsm_spec.table import END, CarryPlan, Table
+
+# Where a line has fewer stop tokens than there is room for: no token of any vocabulary.
+NO_STOP_ID = -3
+# Stop tokens that a request may have; a model has a few end tokens, a user adds a few.
+STOP_IDS = 16
+TREE_PARTS = ("tokens", "parents", "depths", "scores", "count")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Size the device's tensors; `widths` are those of hidden states, by the name of the carry that holds them."""
+
+    lines: int
+    pages: int
+    page_size: int
+    # Most tokens of a text, and most pages of a request.
+    text: int
+    table: int
+    vocabulary: int
+    widths: Mapping[str, int] = field(default_factory=dict)
+    real: torch.dtype = torch.float32
+    wide: torch.dtype = torch.float32
+
+
+class DeviceState:
+    """Hold all tensors of requests, each with `lines` + 2 rows; none is ever bound anew, so that graphs stay valid."""
+
+    def __init__(
+        self, table: Table, carry: Sequence[CarryPlan], sizes: Sizes, device: torch.device | str
+    ) -> None:
+        self.sizes = sizes
+        self.device = torch.device(device)
+        self.padding, self.dump = sizes.lines, sizes.lines + 1
+        self.columns = {name: self._full((), 0, torch.int32) for name in table.column_names}
+        self.columns["state"].fill_(table.codes[END])
+        self.tokens: dict[str, Tensor] = {}
+        self.wide: dict[str, Tensor] = {}
+        self.trees: dict[str, Tree] = {}
+        for plan in carry:
+            self._add(plan)
+        self.text = self._full((sizes.text + 1,), 0, torch.int64)
+        self.block_table = self._full((sizes.table,), 0, torch.int32)
+        self.held = self._full((), 0, torch.int32)
+        # A stack of free pages, the next one last; one place more takes what is dropped.
+        self.free = torch.arange(sizes.pages, -1, -1, dtype=torch.int32, device=device).roll(-1)
+        self.free_count = torch.full((1,), sizes.pages, dtype=torch.int64, device=device)
+        self.sampling = SamplingColumns(
+            temperature=self._full((), 0.0, torch.float64),
+            top_k=self._full((), 0, torch.int64),
+            top_p=self._full((), 1.0, torch.float64),
+            min_p=self._full((), 0.0, torch.float64),
+            seeds=self._full((), 0, torch.int64),
+        )
+        self.stop_ids = self._full((STOP_IDS,), NO_STOP_ID, torch.int64)
+
+    def _full(self, shape: tuple[int, ...], value: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((self.sizes.lines + 2, *shape), value, dtype=dtype, device=self.device)
+
+    def _add(self, plan: CarryPlan) -> None:
+        """Make the tensors of a carry."""
+        shape = tuple(self.sizes.vocabulary if size is None else size for size in plan.shape)
+        if plan.type == "tree":
+            places = self._full(shape, NO_NODE, torch.int64)
+            scores = self._full(shape, -torch.inf, self.sizes.real)
+            count = self._full((), 0, torch.int64)
+            self.trees[plan.name] = Tree(places, places.clone(), torch.zeros_like(places), scores, count)
+        elif plan.type == "token":
+            self.tokens[plan.name] = self._full(shape, EMPTY, torch.int64)
+        elif plan.type == "feature":
+            self.wide[plan.name] = self._full((shape[0], self.sizes.widths[plan.name]), 0.0, self.sizes.wide)
+        else:
+            self.wide[plan.name] = self._full(shape, 0.0, self.sizes.real)
+
+    def take(self, lines: Tensor) -> dict[str, Tensor]:
+        """Read the columns of some lines, int64 [n] -> int32 [n] each."""
+        return {name: values.index_select(0, lines) for name, values in self.columns.items()}
+
+    def sampling_of(self, lines: Tensor) -> SamplingColumns:
+        """Read the sampling parameters and seeds of some lines."""
+        return SamplingColumns(*(column.index_select(0, lines) for column in self.sampling))
+
+    def tree_of(self, name: str, lines: Tensor) -> Tree:
+        """Read the trees of some lines."""
+        tree = self.trees[name]
+        return Tree(*(getattr(tree, part).index_select(0, lines) for part in TREE_PARTS))
+
+    def put_tree(self, name: str, lines: Tensor, tree: Tree) -> None:
+        """Write trees to lines; one with less room than the carry leaves its rest empty."""
+        held = self.trees[name]
+        for part in TREE_PARTS:
+            into, values = getattr(held, part), getattr(tree, part)
+            if part == "count":
+                into.index_copy_(0, lines, values)
+            else:
+                into[:, : values.shape[1]].index_copy_(0, lines, values.to(into.dtype))
+
+    def bytes(self) -> int:
+        """Count the bytes of all tensors."""
+        trees = [getattr(tree, part) for tree in self.trees.values() for part in TREE_PARTS]
+        held = [*self.columns.values(), *self.tokens.values(), *self.wide.values(), *trees, *self.sampling]
+        held += [self.text, self.block_table, self.held, self.free, self.free_count, self.stop_ids]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    # Pages -----------------------------------------------------------------------------------------------------
+
+    def resize(self, lines: Tensor, want: Tensor) -> None:
+        """Let lines int64 [m] hold `want` int32 [m] pages: what is too much returns before anything is taken.
+
+        The host's scheduler has counted that enough pages are free. Each line stands once, but for the dump.
+        """
+        held = self.held.index_select(0, lines)
+        table = self.block_table.index_select(0, lines)
+        place = torch.arange(table.shape[1], dtype=torch.int32, device=self.device)
+        gives = ((place >= want.unsqueeze(1)) & (place < held.unsqueeze(1))).flatten()
+        rank = gives.long().cumsum(0)
+        into = torch.where(gives, self.free_count + rank - 1, self.sizes.pages)
+        self.free.index_copy_(0, into, table.flatten())
+        self.free_count.add_(rank[-1])
+        takes = ((place >= held.unsqueeze(1)) & (place < want.unsqueeze(1))).flatten()
+        rank = takes.long().cumsum(0)
+        pages = self.free.index_select(0, (self.free_count - rank).clamp(min=0))
+        table = torch.where(takes, pages, table.flatten()).view_as(table)
+        self.free_count.sub_(rank[-1])
+        self.block_table.index_copy_(0, lines, table)
+        self.held.index_copy_(0, lines, want)
+
+    def physical(self, lines: Tensor, slots: Tensor, live: Tensor) -> Tensor:
+        """Map slots [n, m] of requests to the cache's, int32; -1 where not live."""
+        table = self.block_table.index_select(0, lines)
+        size = self.sizes.page_size
+        page = table.gather(1, (slots // size).clamp(0, table.shape[1] - 1))
+        return torch.where(live, page * size + slots % size, -1).int()

@@ -1,0 +1,95 @@
+"""A whole round on fake CUDA tensors: nothing waits for the host, and every tensor is made on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_device import device_only
+from numpy.typing import NDArray
+from shipped_specs import SPECS, operators, sizes
+from torch import Tensor
+
+from fsm_spec.compile import compile_table
+from fsm_spec.engine import Chunk
+from fsm_spec.executor.adapter import random_adapter
+from fsm_spec.executor.device import resident
+from fsm_spec.executor.device.mailbox import open_mail, row_width
+from fsm_spec.executor.device.place import CpuPlace
+from fsm_spec.executor.device.resident import Resident
+from fsm_spec.executor.device.weights import moved
+from fsm_spec.executor.models.random import tiny_model
+from fsm_spec.executor.models.random_drafters import random_drafters
+from fsm_spec.load import load
+from fsm_spec.policy import Policy, Pool
+from fsm_spec.tiers import tiers_of
+
+LINES = 4
+
+
+class FakePlace(CpuPlace):
+    """Be a GPU without values: what the host would copy there is made there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = torch.device("cuda", 0)
+
+    def constant(self, values: NDArray[Any]) -> Tensor:
+        """Make a tensor of that shape."""
+        return torch.empty(values.shape, dtype=getattr(torch, str(values.dtype)), device=self.device)
+
+
+def covering() -> list[str]:
+    """Choose specs that have, together, every operator and every kind of draft model, the fewest by a greedy choice."""
+    offers = {
+        name: operators(name) | {str(model.kind) for model in spec.models.values()}
+        for name, spec in SPECS.items()
+    }
+    wanted, chosen = set().union(*offers.values()), []
+    while wanted:
+        best = max(offers, key=lambda name: len(offers[name] & wanted))
+        chosen.append(best)
+        wanted -= offers[best]
+    return chosen
+
+
+@pytest.mark.parametrize("spec", covering())
+def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mail, every phase alone and those that run together, prefill with and without its end, admission."""
+
+    def fake(value: Any, device: torch.device) -> Any:  # noqa: ANN401 -- any model
+        return moved(value, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+
+    monkeypatch.setattr(resident, "to_device", fake)
+    model = tiny_model(vocab=48, hidden=32, heads=2, kv_heads=1, layers=2)
+    model.adapter = random_adapter(model.config, torch.float64, seed=1)
+    table = compile_table(load(spec).spec, sizes(spec, 3))
+    drafters = random_drafters(table, model)
+    policy = Policy(max_running=LINES)
+    # No default device: a tensor made without one is made on the CPU, and refused.
+    with torch.inference_mode(), device_only(), torch.device("cpu"):
+        runner = Resident(FakePlace()).runner(
+            tiers_of(table, policy), model, drafters, Pool(20, 8), policy, mask_id=47
+        )
+        lines = torch.empty(LINES, dtype=torch.int64, device="cuda")
+        mail = torch.empty(LINES, row_width(runner.state), dtype=torch.int64, device="cuda")
+        open_mail(runner.state, mail)
+        for phase in runner.phases():
+            packed = phase(lines)
+            assert [LINES] * len(packed) == [len(each) for each in packed]
+        assert runner.prefill is not None
+        first = runner.prefill.run(Chunk(0, 0, 4, last=True), lines[:1])
+        assert first is not None
+        assert "cuda" == first.device.type
+        runner.prefill.run(Chunk(0, 0, 4, last=False), lines[:1])
+        runner.prefill.begin(lines)
+
+
+def test_the_specs_above_have_every_operator() -> None:
+    """A new operator that no chosen spec runs would not be looked at."""
+    assert set().union(*(operators(name) for name in SPECS)) == set().union(
+        *(operators(name) for name in covering())
+    )
+    assert np.intersect1d(covering(), sorted(SPECS)).size == len(covering())

@@ -1,0 +1,185 @@
+"""The resident runner on the CPU: the same tokens, counts, trace and pages as the runner that the host drives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from shipped_specs import SPECS, sizes
+
+from fsm_spec.compile import compile_table
+from fsm_spec.engine import Engine
+from fsm_spec.executor.adapter import random_adapter
+from fsm_spec.executor.device.overlap import OverlappedEngine
+from fsm_spec.executor.device.place import CpuPlace
+from fsm_spec.executor.device.resident import Resident
+from fsm_spec.executor.device.runner import DeviceRunner
+from fsm_spec.executor.generate import Options, Result, Session, pool_for, trace_header
+from fsm_spec.executor.models.random import tiny_model
+from fsm_spec.executor.models.random_drafters import random_drafters
+from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.kernels.law import SamplingParams
+from fsm_spec.load import load
+from fsm_spec.policy import Plan, Policy, Pool
+from fsm_spec.replay import replay_records
+from fsm_spec.table import Table
+from fsm_spec.tiers import Tier, TierStep
+from fsm_spec.trace import TraceWriter
+
+TOKENS = 8
+# One greedy request and two that sample, in one batch; a stop token ends some of them early.
+SAMPLING = (SamplingParams(), SamplingParams(0.9, 12, 0.95), SamplingParams(1.1, min_p=0.02))
+POLICY = Policy(max_running=3)
+# The iteration in which the youngest request gives its pages back.
+PREEMPTS = 1
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Hold what a session gave, and its trace."""
+
+    session: Session
+    results: list[Result]
+    records: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    """Return a small random model with an adapter, in float64, so that no two orders of a sum choose other tokens."""
+    made = tiny_model(vocab=48, hidden=32, heads=2, kv_heads=1)
+    made.adapter = random_adapter(made.config, torch.float64, seed=1)
+    return made
+
+
+def table_of(name: str, most: int = 4, **params: int) -> Table:
+    """Compile a shipped spec at a size that a CPU runs fast."""
+    loaded = load(name)
+    return compile_table(loaded.spec, sizes(name, most) | params, line_of=loaded.line_of)
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Return prompts of several lengths; every other one repeats itself, so that lookups find something."""
+    source = random.Random(0)
+    made = [[source.randrange(1, 46) for _ in range(4 + 3 * index)] for index in range(count)]
+    return [words * 2 if index % 2 else words for index, words in enumerate(made)]
+
+
+def session_of(
+    table: Table, model: Transformer, resident: Resident | None, policy: Policy, pool: Pool
+) -> tuple[Session, list[dict[str, Any]]]:
+    """Make a session and the records of its trace."""
+    records: list[dict[str, Any]] = []
+    writer = TraceWriter(records, trace_header(table, policy, pool, load(table.name).text))
+    drafters = random_drafters(table, model)
+    session = Session(
+        table, model, pool=pool, policy=policy, drafters=drafters, trace=writer, resident=resident
+    )
+    return session, records
+
+
+def preempting(engine: Engine) -> Plan:
+    """Decide as the policy does, but preempt the youngest request once."""
+    plan = engine.decide()
+    last = len(engine.live) - 1
+    if engine.iterations != PREEMPTS or last < 1:
+        return plan
+    pages = plan.pages.copy()
+    pages[last] = 0
+    run, chunks = plan.run[plan.run != last], tuple(each for each in plan.chunks if each[0] != last)
+    return replace(plan, preempt=(last,), pages=pages, run=run, chunks=chunks, admit=(), admit_chunks=())
+
+
+def run(
+    table: Table,
+    model: Transformer,
+    resident: Resident | None,
+    *,
+    policy: Policy = POLICY,
+    pool: Pool | None = None,
+    texts: Sequence[Sequence[int]] = prompts(3),
+    stop_ids: tuple[int, ...] = (5, 6),
+    disturb: Callable[[Session, int], None] | None = None,
+) -> Ran:
+    """Run prompts together, with the pages of engine and device held to each other after every iteration."""
+    pool = pool or Pool(len(texts) * pool_for(table, max(map(len, texts)), TOKENS, 4, policy).pages, 4)
+    session, records = session_of(table, model, resident, policy, pool)
+    numbers = [
+        session.add(text, Options(TOKENS, SAMPLING[index % 3], 7 + index, stop_ids=stop_ids))
+        for index, text in enumerate(texts)
+    ]
+    session.engine.planner = preempting
+    steps = 0
+    while session.has_work:
+        session.iterate()
+        if isinstance(session.runner, DeviceRunner):
+            engine = session.engine
+            assert engine.used_pages + session.runner.free_pages == pool.pages
+            for slot in engine.live.tolist():
+                assert int(engine.pages[slot]) == session.runner.held_pages(int(engine.requests[slot]))
+        if disturb is not None:
+            disturb(session, steps)
+        steps += 1
+    replay_records(enumerate(records, start=1))
+    return Ran(session, [session.result(number) for number in numbers], records)
+
+
+@pytest.mark.parametrize("spec", sorted(SPECS))
+def test_every_shipped_spec_runs_resident_and_gives_the_same(spec: str, model: Transformer) -> None:
+    """Rows, masks, operators, carries, moves and pages of every spec, alone and after preemptions."""
+    table = table_of(spec)
+    expected, found = run(table, model, None), run(table, model, Resident(CpuPlace()))
+    assert expected.results == found.results
+    assert expected.records == found.records
+    assert any(record.get("event") == "preempt" for record in found.records)
+
+
+# Rounds of one and of several launches, merged states, loops, carries of every kind, drafts of a model.
+OVERLAPPED = ("ar", "isd", "draft_lm", "eagle3", "linear_spec_threshold", "ngram", "sdar", "uno_tree")
+
+
+@pytest.mark.parametrize("spec", OVERLAPPED)
+def test_a_host_that_plans_ahead_gives_the_same_tokens(spec: str, model: Transformer) -> None:
+    """A round is planned before the last one is seen, a preemption waits for it, and the replay accepts the trace."""
+    table = table_of(spec)
+    lag = POLICY.model_copy(update={"lag": 1})
+    expected, found = run(table, model, None), run(table, model, Resident(CpuPlace()), policy=lag)
+    assert expected.results == found.results
+    assert isinstance(found.session.engine, OverlappedEngine)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_what_ends_between_rounds_touches_nobody_else(lag: int, model: Transformer) -> None:
+    """An abort and a stop string, with a round in flight or not: the others go on, a newcomer takes a freed line."""
+    table = table_of("isd")
+    texts = prompts(5)
+
+    def disturb(session: Session, step: int) -> None:
+        if step == 2:
+            session.abort(0)
+            session.engine.halt(1, 1)
+
+    expected = run(table, model, None, texts=texts, stop_ids=())
+    policy = POLICY.model_copy(update={"lag": lag})
+    found = run(
+        table, model, Resident(CpuPlace()), policy=policy, texts=texts, stop_ids=(), disturb=disturb
+    ).results
+    assert "abort" == found[0].finish_reason
+    assert 1 == len(found[1].token_ids)
+    assert [each.token_ids for each in expected.results[2:]] == [each.token_ids for each in found[2:]]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_tiers_run_each_round_under_the_table_of_its_size(lag: int, model: Transformer) -> None:
+    """Carries hold the largest size, and a round of another size reads and writes a part of them."""
+    tier = Tier(param="b", steps=(TierStep(to=1, value=8), TierStep(value=3)))
+    policy = Policy(max_running=3, tier=tier, lag=lag)
+    table = table_of("linear_spec", b=8)
+    texts = prompts(3)
+    expected = run(table, model, None, policy=policy, texts=texts)
+    found = run(table, model, Resident(CpuPlace()), policy=policy, texts=texts)
+    assert [each.token_ids for each in expected.results] == [each.token_ids for each in found.results]
+    assert 2 == len({record["plan"]["tier"] for record in found.records if "plan" in record})
