@@ -66,6 +66,11 @@ class VerifyBudget(BaseModel):
         table_rate(self.rows, self.steps_per_second)
         return self
 
+    def describe(self) -> str:
+        """Say the costs in a line."""
+        steps = zip(self.rows, self.steps_per_second, strict=True)
+        return ", ".join(f"{rate}/s at {rows}" for rows, rate in steps) + " rows"
+
     @property
     def rate(self) -> Rate:
         """Give the steps a second of a launch by its rows."""

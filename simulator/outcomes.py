@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fsm_spec.budget import Rate, best_total, grant
 from fsm_spec.domain import column_bounds
 from fsm_spec.errors import UserError
 from fsm_spec.expression import Expr
@@ -125,12 +127,42 @@ class Untrimmed:
         return np.ones((1, most))
 
 
+@dataclass(frozen=True)
+class Granted:
+    """Grant drafts by a verify budget, drawing nothing: how many in all follows from the requests of a launch.
+
+    `survival`, float64 [g], is the chance that a draft and all before it are accepted, the same for every request: a
+    simulation knows no confidences, and those of a calibrated head have this mean. `rate` says what rows cost,
+    `earlier` whether the total may look past a dip (`budget.py`), `running` how many requests a launch has at most.
+    """
+
+    survival: tuple[float, ...]
+    rate: Rate
+    earlier: bool
+    running: int
+    seed = 0
+    purpose = 0
+
+    def tails(self, most: int) -> NDArray[np.float64]:
+        """Give the drafts granted in all, by the requests of a launch, in the first column of [running + 1, most]."""
+        totals = np.zeros((self.running + 1, most))
+        for requests in range(1, self.running + 1):
+            chances = np.tile(np.array(self.survival[:most]), (requests, 1))
+            granted = best_total(chances, self.rate) if self.earlier else grant(chances, self.rate).sum()
+            totals[requests, 0] = granted
+        return totals
+
+
 class Laws(NamedTuple):
-    """Hold the laws that outcomes are drawn from; None where a spec has no operator that needs one."""
+    """Hold the laws that outcomes are drawn from; None where a spec has no operator that needs one.
+
+    Without a budget every draft is granted.
+    """
 
     acceptance: Acceptance | Mixture | None = None
     lookup: Lookup | None = None
     unmasking: Unmasking | None = None
+    budget: Granted | None = None
 
     def kinds(self, requests: ArrayLike) -> NDArray[np.int64]:
         """Give the kind of each request, int64 [n], by which its drafts are accepted."""
@@ -142,7 +174,7 @@ class Laws(NamedTuple):
         """Give the law of an operator's counts; raises UserError where none was given."""
         laws: dict[str, Law | None] = {
             KNOWN: Known(),
-            "budget": Untrimmed(),
+            "budget": self.budget or Untrimmed(),
             "accept": self.acceptance,
             "lookup": self.lookup,
             "unmask": self.unmasking,

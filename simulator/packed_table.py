@@ -132,8 +132,9 @@ class PackedTable:
             law = self._chances.ops.index(draw.op)
             first, end = self._chances.first[law : law + 2]
             most = draw.most.value if isinstance(draw.most, Const) else 0
-            judges = draw.op == "accept"
-            drawing[each] = law, argument, 0 if known else at, most, judges, draw.down, first, end - first > 1
+            judges, grants = draw.op == "accept", draw.op == "budget" and end - first > 1
+            varies = end - first > 1 and not grants
+            drawing[each] = law, argument, 0 if known else at, most, judges, draw.down, first, varies, grants
             at += not known
         return at
 

@@ -30,9 +30,10 @@ COLUMNS = CHUNK + 1
 LOG = LAST + 1
 # `drawing`, int64 [states, draws, ...]: the law, the row of `cells` that takes the count, where its most stands (a row
 # of `cells`, or 0 for a constant), whether drafts are judged, whether what is drawn is taken from the most, the first
-# row of the law among the tails, and whether it has one for each kind of request and each judgement before.
-(LAW, ARGUMENT, LARGEST_AT, LARGEST, JUDGES, DOWN, TAIL, VARIES) = range(8)
-DRAW = VARIES + 1
+# row of the law among the tails, whether it has one for each kind of request and each judgement before, and whether
+# the tails say how many drafts a launch of so many requests is granted (`outcomes.Granted`).
+(LAW, ARGUMENT, LARGEST_AT, LARGEST, JUDGES, DOWN, TAIL, VARIES, GRANTS) = range(9)
+DRAW = GRANTS + 1
 # `segments`, int64 [states, segments, ...].
 (COUNT_AT, FIRST_ROW, IN_LOGITS, IN_ADAPTER, IN_SAMPLED, KIND) = range(6)
 SEGMENT = KIND + 1

@@ -224,7 +224,11 @@ def _draw(world, states, cells, log, drawing, survival, starts, state):
             law = draw[p.LAW]
             most = cells[draw[p.LARGEST_AT], i] if draw[p.LARGEST_AT] else draw[p.LARGEST]
             count = 0
-            if most > 0:
+            if draw[p.GRANTS]:
+                group = states[state, p.TO] - states[state, p.FROM]
+                total = int(survival[draw[p.TAIL] + group, 0])
+                count = min(most, total // group + (place - states[state, p.FROM] < total % group))
+            elif most > 0:
                 turn = np.uint64(log[p.ROUNDS, row])
                 drawn = number(starts[law, 0], np.uint64(request), turn, starts[law, 1], np.uint64(0))
                 tail = draw[p.TAIL]

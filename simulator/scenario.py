@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.load import Loaded, load
-from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_impossible
+from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_budget, refuse_impossible
+from fsm_spec.simulator.acceptance import Acceptance
 from fsm_spec.simulator.cluster_options import ClusterOptions, parse_cluster
 from fsm_spec.simulator.cost import CostModel, Host
 from fsm_spec.simulator.drafter import Drafter, drafter_of, parse_drafter
@@ -20,9 +21,10 @@ from fsm_spec.simulator.faults import Faults
 from fsm_spec.simulator.hardware import Hardware, load_hardware
 from fsm_spec.simulator.kernel_table import load_kernel_table
 from fsm_spec.simulator.memory import DEFAULT_PAGE_SIZE, Memory, MemoryOptions, plan_memory
+from fsm_spec.simulator.mixture import Mixture
 from fsm_spec.simulator.model import ModelShape, load_model
 from fsm_spec.simulator.outcome_options import acceptance_of, lookup_of, needs, unmasking_of
-from fsm_spec.simulator.outcomes import Laws
+from fsm_spec.simulator.outcomes import Granted, Laws, most_drafts
 from fsm_spec.simulator.profile import Profile, load_profile
 from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.simulation import Simulation
@@ -141,11 +143,12 @@ class Prepared:
 
     def laws_of(self, replica: int) -> Laws:
         """Give the laws of one replica of several: the same, with numbers of its own."""
-        acceptance, lookup, unmasking = self.laws
+        acceptance, lookup, unmasking, budget = self.laws
         return Laws(
             replace(acceptance, seed=acceptance.seed + replica) if acceptance else None,
             replace(lookup, seed=lookup.seed + replica) if lookup else None,
             replace(unmasking, seed=unmasking.seed + replica) if unmasking else None,
+            budget,
         )
 
     def settings(self) -> dict[str, str]:
@@ -164,6 +167,7 @@ class Prepared:
                 if self.policy.tier is None or name != self.policy.tier.param
             ),
             "tiers": self.policy.tier.describe() if self.policy.tier else "",
+            "verify budget": self.policy.budget.describe() if self.policy.budget else "",
             "arrivals": arrivals,
             "input": scenario.input or "",
             "output": scenario.output or "",
@@ -235,9 +239,19 @@ def prepare(scenario: Scenario) -> Prepared:
         pool,
         policy,
         requests,
-        Laws(acceptance, lookup, unmasking),
+        Laws(acceptance, lookup, unmasking, _budget(table, policy, acceptance)),
         cluster,
     )
+
+
+def _budget(table: Table, policy: Policy, acceptance: Acceptance | Mixture | None) -> Granted | None:
+    """Give what a policy's verify budget grants; confidences are taken to be the mean chances of acceptance."""
+    refuse_budget(table, policy)
+    if policy.rate is None or acceptance is None:
+        return None
+    rules = {op.rule for plan in table.forwards.values() for op in plan.operators if op.op == "budget"}
+    survival = acceptance.tails(most_drafts(table, "budget")).mean(axis=0)
+    return Granted(tuple(survival.tolist()), policy.rate, "earlier" in rules, policy.max_running)
 
 
 def _table(loaded: Loaded, params: Mapping[str, int], policy: Policy) -> Table:

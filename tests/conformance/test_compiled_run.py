@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fsm_spec.budget import table_rate
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.load import load, shipped
@@ -28,7 +29,7 @@ from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.metrics import RequestLog
 from fsm_spec.simulator.mixture import Mixture, TextProfile
 from fsm_spec.simulator.model import load_model
-from fsm_spec.simulator.outcomes import Laws, drawn
+from fsm_spec.simulator.outcomes import Granted, Laws, drawn
 from fsm_spec.simulator.simulation import Results, Simulation
 from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
 from fsm_spec.spec import Spec
@@ -146,6 +147,21 @@ def test_requests_that_differ_and_rounds_that_remember(spec: str) -> None:
     assert results.summary.preemptions > 0
     plain = Simulation(table, Policy(), pool, COST, workload("open", 60), LAWS).run()
     assert plain.summary.accepted != results.summary.accepted
+
+
+@pytest.mark.parametrize("spec", ["dspark", "dspark_earlier"])
+def test_budgets_grant_alike(spec: str) -> None:
+    """What a launch is granted hangs on how many share it, and is shared out in the order of the engine."""
+    survival = tuple((0.8 ** np.arange(1, 4)).tolist())
+    rate = table_rate([1, 6, 12, 24], [100, 95, 70, 40])
+    table, earlier = compile_table(load(spec).spec, {"g": 3}), spec == "dspark_earlier"
+    laws = LAWS._replace(budget=Granted(survival, rate, earlier, running=256))
+    fields, pool = POLICIES["starved"]
+    policy = Policy.model_validate({"policy": "p", **fields})
+    found = both(table, workload("open", 40), policy, pool, laws=laws)
+    free = both(table, workload("open", 40), policy, pool)
+    assert found.summary.preemptions > 0
+    assert 0 < found.summary.drafted < free.summary.drafted
 
 
 @settings(max_examples=2, deadline=None, derandomize=True)
