@@ -30,9 +30,11 @@ def survival_of(confidence: Reals) -> Reals:
 
 
 def table_rate(rows: Sequence[int], steps_per_second: Sequence[float]) -> Rate:
-    """Return the rate of measured launches: of the next measured size, as a launch is padded to it.
+    """Return the rate of measured launches: between two sizes the time of a step grows evenly.
 
-    `rows` ascending, both of one length. Beyond the last size the time of a step grows with its rows.
+    `rows` ascending, both of one length. Below the first size the time is that of the first, beyond the last it grows
+    with the rows. A rate in steps, as of launches padded to a few sizes, is what an early stop does badly with: it
+    ends at the first step. Measure such launches at each size of the padding and at the next row.
     Raises ValueError for anything else.
     """
     sizes, rates = np.asarray(rows, dtype=np.int64), np.asarray(steps_per_second, dtype=np.float64)
@@ -42,8 +44,8 @@ def table_rate(rows: Sequence[int], steps_per_second: Sequence[float]) -> Rate:
         raise ValueError("a cost table needs ascending row counts from 1, and as many rates above 0")
 
     def rate(asked: Counts) -> Reals:
-        at = np.minimum(np.searchsorted(sizes, asked), len(sizes) - 1)
-        return np.asarray(rates[at] * np.minimum(1.0, sizes[-1] / np.maximum(asked, 1)), dtype=np.float64)
+        between = 1.0 / np.interp(asked, sizes, 1.0 / rates)
+        return np.asarray(between * np.minimum(1.0, sizes[-1] / np.maximum(asked, 1)), dtype=np.float64)
 
     return rate
 

@@ -109,10 +109,10 @@ def test_no_requests_and_no_drafts() -> None:
     assert 0 == best_total(np.zeros((2, 0)), DIP)
 
 
-def test_table_is_a_staircase() -> None:
-    """A launch costs what the next measured size costs; beyond the last the time grows with the rows."""
+def test_steps_between_measured_sizes_take_times_between() -> None:
+    """A launch below the first size costs what that costs; beyond the last the time grows with the rows."""
     rate = table_rate([2, 4], [10.0, 5.0])
-    assert [10.0, 10.0, 5.0, 5.0, 2.5] == rate(np.array([1, 2, 3, 4, 8])).tolist()
+    assert [0.1, 0.1, 0.15, 0.2, 0.4] == pytest.approx((1 / rate(np.array([1, 2, 3, 4, 8]))).tolist())
     for rows, rates in (([], []), ([2, 1], [1.0, 1.0]), ([1], [0.0]), ([1, 2], [1.0]), ([0], [1.0])):
         with pytest.raises(ValueError, match="a cost table needs ascending"):
             table_rate(rows, rates)
