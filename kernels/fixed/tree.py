@@ -59,8 +59,9 @@ def grow_newest(
 
 def _extended(pool: Tree, beam: Tensor, tokens: Tensor, chances: Tensor, width: int) -> tuple[Tree, Tensor]:
     """Append children to pools as `kernels.tree.extend` does, by the custom op."""
-    *nodes, placed = _extend(*nodes_of(pool), beam, tokens, chances, width)
-    return Tree(*nodes, count=pool.count + width), placed
+    nodes = _extend(*nodes_of(pool), beam, tokens, chances, width)
+    tokens, parents, depths, scores, placed = nodes
+    return Tree(tokens, parents, depths, scores, pool.count + width), placed
 
 
 @torch.library.custom_op("fsm_spec::extend", mutates_args=())

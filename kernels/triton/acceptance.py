@@ -15,25 +15,23 @@ from torch import Tensor
 
 from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.triton.launch import Specialisation
-from fsm_spec.kernels.triton.law import BLOCK as ROW_BLOCK
 from fsm_spec.kernels.triton.law import (
-    WARPS,
-    Statistics,
-    best_of,
     block_at,
     drawn,
     law_of,
-    loaded,
     mass_of,
     store_law,
     stored_law,
-    temperature_of,
     token_at,
     weights,
     whole,
 )
 from fsm_spec.kernels.triton.randomness import uniform
+from fsm_spec.kernels.triton.scores import BLOCK as BLOCK_OF_ROWS
+from fsm_spec.kernels.triton.scores import WARPS, Statistics, best_of, loaded, temperature_of
 
+# 16 warps leave the end of a request 64 registers on sm_90, and a spill.
+END_WARPS = 8
 # Purposes of draws, as `kernels/randomness.py` numbers them.
 TARGET, ACCEPT, RESIDUAL = tl.constexpr(1), tl.constexpr(3), tl.constexpr(4)
 
@@ -186,7 +184,6 @@ def end_requests(
     BLOCKS: tl.constexpr,
     BITS: tl.constexpr,
     REAL: tl.constexpr,
-    RAW: tl.constexpr,
 ):
     """Count the drafts of one request before the first that fell, and give the token after them."""
     request = tl.program_id(0)
@@ -236,7 +233,7 @@ def end_requests(
     tl.store(tokens + request, token.to(tl.int64))
 
 
-def accept(  # noqa: PLR0913, PLR0917 -- the operator's inputs, one each
+def accept(
     rule: str,
     logits: Tensor,
     drafts: Tensor,
@@ -247,7 +244,7 @@ def accept(  # noqa: PLR0913, PLR0917 -- the operator's inputs, one each
     top: int,
     threshold: float,
     exclude: int | None,
-    block: int = ROW_BLOCK,
+    block: int = BLOCK_OF_ROWS,
 ) -> tuple[Tensor, Tensor]:
     """Judge as `kernels.fixed.acceptance.accept_torch` does -> (accepted int64 [n], next int64 [n])."""
     n, r, width = logits.shape
@@ -261,13 +258,14 @@ def accept(  # noqa: PLR0913, PLR0917 -- the operator's inputs, one each
     options = {"RULE": rule, "HAS_Q": q is not None, **found.constants}
     judge_rows[(n * r,)](
         flat, found.maxima, found.places, found.sums, *sampling, positions, drafts, count, proposed,
-        stands, picks, *kept, found.stride, r, width, found.exclude, found.blocks, top, threshold, **options,
+        stands, picks, *kept, found.stride, r, width, found.exclude, found.blocks, top, threshold,
+        RAW=found.raw, **options,
     )  # fmt: skip
     accepted, tokens = torch.empty_like(count), torch.empty_like(count)
     end_requests[(n,)](
         flat, sampling.temperature, sampling.seeds, positions, drafts, count, proposed, stands, picks, *kept,
         accepted, tokens, found.stride, r, width, found.exclude,
-        ROWS=triton.next_power_of_2(r + 1), **options,
+        ROWS=triton.next_power_of_2(r + 1), **{**options, "num_warps": END_WARPS},
     )  # fmt: skip
     return accepted, tokens
 
@@ -282,11 +280,12 @@ _ENDED = (
     f"*bf16:16 *fp64:16 *i64:16 *i64:16 *i64:16 *i64:16 *fp32:16 *i32:16 *i64:16 {_KEPT} *i64:16 *i64:16 "
     "i32:16 i32 i32:16 i32"
 )
-_SHAPE = {"BLOCK": 2048, "BLOCKS": 128, "BITS": 16, "REAL": tl.float32, "RAW": tl.bfloat16}
+_SHAPE = {"BLOCK": 2048, "BLOCKS": 128, "BITS": 16, "REAL": tl.float32}
+_RAW = {"RAW": tl.bfloat16}
 SPECIALISATIONS = (
     *(
         Specialisation(
-            f"{rule}, bf16", judge_rows, _JUDGED, {"RULE": rule, "HAS_Q": True, **_SHAPE}, warps=WARPS
+            f"{rule}, bf16", judge_rows, _JUDGED, {"RULE": rule, "HAS_Q": True, **_SHAPE, **_RAW}, warps=WARPS
         )
         for rule in ("match", "rejection", "topk", "threshold")
     ),
@@ -296,7 +295,7 @@ SPECIALISATIONS = (
             end_requests,
             _ENDED,
             {"RULE": rule, "HAS_Q": True, "ROWS": 16, **_SHAPE},
-            warps=WARPS,
+            warps=END_WARPS,
         )
         for rule in ("rejection", "threshold")
     ),

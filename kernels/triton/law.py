@@ -1,7 +1,6 @@
 """The law of the next token, a row a program, without a sort and without a law in memory.
 
-Floor: logits are read once (rows * V * their width in bytes); everything else is small. A row with top-k or top-p reads
-them again from L2: twice for each two bits of a logit, so 8 times in 16-bit logits for either bound.
+Floor: none of its own beyond the statistics of `scores.py` and the reads of `bounds.py`, but for one block a draw.
 Reading: `kernels/fixed/law.py`. A row's law is exp(score - maximum) / total over the kept tokens, and what is kept is
 four numbers: tokens of at least the k-th best score, of at least `least` of the best token's mass, and beyond a last
 logit that top-p keeps, of whose ties the first by id. Both bounds are found bit by bit over logits as ordered integers.
@@ -11,133 +10,19 @@ score after the division by the temperature, top-p ranks them by logit, the read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-# Tokens that a program reads at once, and its warps: 4 tokens a thread keep every kernel here near 100 registers.
-BLOCK, WARPS = 2048, 16
-# Below it a temperature is greedy; `kernels/law.py` says why.
-GREEDY_BELOW = tl.constexpr(1e-5)
-
-
-@triton.jit
-def ordered(raw, BITS: tl.constexpr):
-    """Map logits to integers of the same order; both zeros are one. int32 of 16- and 32-bit logits, else int64."""
-    if BITS == 16:
-        bits = raw.to(tl.int16, bitcast=True).to(tl.int32)
-        key = tl.where(bits < 0, bits ^ 0x7FFF, bits)
-    elif BITS == 32:
-        bits = raw.to(tl.int32, bitcast=True)
-        key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    else:
-        bits = raw.to(tl.int64, bitcast=True)
-        key = tl.where(bits < 0, bits ^ 0x7FFFFFFFFFFFFFFF, bits)
-    return tl.where(key == -1, 0, key)
-
-
-@triton.jit
-def logit_of(key, BITS: tl.constexpr, RAW: tl.constexpr):
-    """Return the logit that `ordered` maps to an integer."""
-    if BITS == 16:
-        bits = tl.where(key < 0, key ^ 0x7FFF, key).to(tl.int16)
-    elif BITS == 32:
-        bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
-    else:
-        bits = tl.where(key < 0, key ^ 0x7FFFFFFFFFFFFFFF, key)
-    return bits.to(RAW, bitcast=True)
-
-
-@triton.jit
-def divided(value, temperature, REAL: tl.constexpr):
-    """Divide as IEEE does: Triton's own division of float32 is approximate."""
-    if REAL == tl.float32:
-        return tl.div_rn(value, temperature)
-    return value / temperature
-
-
-@triton.jit
-def loaded(row, start, width, exclude, BLOCK: tl.constexpr):
-    """Load a block of a row -> (ids, which are tokens, logits); `exclude` (-1: none) is none."""
-    ids = start + tl.arange(0, BLOCK)
-    there = (ids >= 0) & (ids < width) & (ids != exclude)
-    return ids, there, tl.load(row + ids, mask=there, other=float("-inf"))
-
-
-@triton.jit
-def block_statistics(
-    logits,
-    temperature,
-    maxima,
-    places,
-    sums,
-    plain,
-    stride,
-    rows_each,
-    width,
-    exclude,
-    blocks,
-    PLAIN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    REAL: tl.constexpr,
-):
-    """Reduce a block of a row: its largest logit, where that is first, and the mass relative to it.
-
-    PLAIN adds those of the law of all tokens at temperature 1, `exclude` among them, with what its entropy needs.
-    """
-    row, block = tl.program_id(0), tl.program_id(1)
-    ids, there, raw = loaded(logits + row.to(tl.int64) * stride, block * BLOCK, width, exclude, BLOCK)
-    value = raw.to(REAL)
-    best = tl.max(value, 0)
-    place = tl.min(tl.where((value == best) & there, ids, width - 1), 0)
-    heat = temperature_of(temperature, row // rows_each, REAL)
-    mass = tl.where(there, tl.exp(divided(value, heat, REAL) - top_score(best, heat, REAL)), 0.0)
-    at = row * blocks + block
-    tl.store(maxima + at, best)
-    tl.store(places + at, place)
-    tl.store(sums + at, tl.sum(mass.to(tl.float64), 0))
-    if PLAIN:
-        _, there, raw = loaded(logits + row.to(tl.int64) * stride, block * BLOCK, width, -1, BLOCK)
-        value = raw.to(REAL)
-        best = tl.max(value, 0)
-        score = tl.where(value > float("-inf"), value - top_score(best, 1.0, REAL), 0.0)
-        mass = tl.where(there & (value > float("-inf")), tl.exp(score), 0.0).to(tl.float64)
-        tl.store(plain + at * 3, best.to(tl.float64))
-        tl.store(plain + at * 3 + 1, tl.sum(mass, 0))
-        tl.store(plain + at * 3 + 2, tl.sum(mass * score.to(tl.float64), 0))
-
-
-@triton.jit
-def plain_law(plain, at, blocks, BLOCKS: tl.constexpr):
-    """Combine a row's blocks -> (largest logit, mass relative to it, entropy in nats) at temperature 1, float64."""
-    each = tl.arange(0, BLOCKS)
-    inside = each < blocks
-    tops = tl.load(plain + (at + each) * 3, mask=inside, other=float("-inf"))
-    sums = tl.load(plain + (at + each) * 3 + 1, mask=inside, other=0.0)
-    dots = tl.load(plain + (at + each) * 3 + 2, mask=inside, other=0.0)
-    best = tl.max(tops, 0)
-    drop = tl.where(tops > float("-inf"), tops - best, 0.0)
-    scale = tl.where(tops > float("-inf"), tl.exp(drop), 0.0)
-    total = tl.sum(sums * scale, 0)
-    total = tl.where(total > 0.0, total, 1.0)
-    return best, total, tl.log(total) - tl.sum((dots + sums * drop) * scale, 0) / total
-
-
-@triton.jit
-def top_score(best, heat, REAL: tl.constexpr):
-    """Return the score of the largest logit, which masses are relative to; 0 where every token is impossible."""
-    return tl.where(best > float("-inf"), divided(best, heat, REAL), 0.0)
-
-
-@triton.jit
-def temperature_of(temperature, request, REAL: tl.constexpr):
-    """Load what a request's logits are divided by: 1 for a greedy one."""
-    heat = tl.load(temperature + request)
-    return tl.where(heat < GREEDY_BELOW, 1.0, heat).to(REAL)
+from fsm_spec.kernels.triton.bounds import bounds
+from fsm_spec.kernels.triton.scores import (
+    GREEDY_BELOW,
+    best_of,
+    divided,
+    loaded,
+    ordered,
+    temperature_of,
+    top_score,
+)
 
 
 @triton.jit
@@ -166,147 +51,6 @@ def weights(
 
 
 @triton.jit
-def search(
-    row,
-    width,
-    exclude,
-    heat,
-    top,
-    kth,
-    need,
-    BY_MASS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BITS: tl.constexpr,
-    REAL: tl.constexpr,
-):
-    """Find the largest logit (as an ordered integer) that tokens of measure `need` reach; the lowest if none do.
-
-    The measure is the count of tokens, or the mass of those with a score of at least `kth`.
-    """
-    if BITS == 64:
-        step = tl.full([], 1 << 62, tl.int64)
-    else:
-        step = tl.full([], 1 << (BITS - 2), tl.int32)
-    low = -2 * step
-    for digit in range(BITS // 2):  # noqa: B007 -- `_` would be a variable of the loop to Triton
-        far_1 = tl.zeros([BLOCK], tl.float64)
-        far_2 = tl.zeros([BLOCK], tl.float64)
-        far_3 = tl.zeros([BLOCK], tl.float64)
-        for start in range(0, width, BLOCK):
-            ids, there, raw = loaded(row, start, width, exclude, BLOCK)
-            key = ordered(raw, BITS)
-            if BY_MASS:
-                score = divided(raw.to(REAL), heat, REAL)
-                measure = tl.where(there & (score >= kth), tl.exp(score - top), 0.0).to(tl.float64)
-            else:
-                measure = there.to(tl.float64)
-            far_1 += tl.where(key >= low + step, measure, 0.0)
-            far_2 += tl.where(key >= low + 2 * step, measure, 0.0)
-            far_3 += tl.where(key >= low + 3 * step, measure, 0.0)
-        reached = (tl.sum(far_1, 0) >= need).to(tl.int32)
-        reached += (tl.sum(far_2, 0) >= need).to(tl.int32)
-        reached += (tl.sum(far_3, 0) >= need).to(tl.int32)
-        low += reached * step
-        step = step >> 2
-    return low
-
-
-@triton.jit
-def last_tie(
-    row,
-    width,
-    exclude,
-    heat,
-    top,
-    kth,
-    low,
-    need,
-    BLOCK: tl.constexpr,
-    BITS: tl.constexpr,
-    REAL: tl.constexpr,
-):
-    """Return the id of the last token with logit `low` that top-p keeps: those before it weigh less than `need`."""
-    above = tl.zeros([BLOCK], tl.float64)
-    tied = tl.zeros([BLOCK], tl.float64)
-    mass = tl.zeros([], tl.float64)
-    for start in range(0, width, BLOCK):
-        ids, there, raw = loaded(row, start, width, exclude, BLOCK)
-        key = ordered(raw, BITS)
-        score = divided(raw.to(REAL), heat, REAL)
-        weight = tl.where(there & (score >= kth), tl.exp(score - top), 0.0).to(tl.float64)
-        above += tl.where(key > low, weight, 0.0)
-        tied += tl.where(there & (key == low), 1.0, 0.0)
-        mass = tl.maximum(mass, tl.max(tl.where(there & (key == low), weight, 0.0), 0))
-    room = need - tl.sum(above, 0)
-    limit = width
-    if tl.sum(tied, 0) > 1.0:
-        seen = tl.zeros([], tl.float64)
-        limit = -1
-        for start in range(0, width, BLOCK):
-            ids, there, raw = loaded(row, start, width, exclude, BLOCK)
-            tie = there & (ordered(raw, BITS) == low)
-            before = seen + tl.cumsum(tie.to(tl.float64), 0) - 1.0
-            # The first is kept whatever rounding says: the search found that it is reached.
-            kept = tie & ((before * mass < room) | (before < 1.0))
-            limit = tl.maximum(limit, tl.max(tl.where(kept, ids, -1), 0))
-            seen += tl.sum(tie.to(tl.float64), 0)
-    return limit
-
-
-@triton.jit
-def total_mass(
-    row,
-    width,
-    exclude,
-    heat,
-    top,
-    kth,
-    BLOCK: tl.constexpr,
-    REAL: tl.constexpr,
-):
-    """Sum the mass of the tokens with a score of at least `kth`."""
-    found = tl.zeros([BLOCK], tl.float64)
-    for start in range(0, width, BLOCK):
-        ids, there, raw = loaded(row, start, width, exclude, BLOCK)
-        score = divided(raw.to(REAL), heat, REAL)
-        found += tl.where(there & (score >= kth), tl.exp(score - top), 0.0).to(tl.float64)
-    return tl.sum(found, 0)
-
-
-@triton.jit
-def bounds(
-    row,
-    width,
-    exclude,
-    heat,
-    top,
-    total,
-    top_k,
-    top_p,
-    BLOCK: tl.constexpr,
-    BITS: tl.constexpr,
-    REAL: tl.constexpr,
-    RAW: tl.constexpr,
-):
-    """Find what top-k and top-p keep -> (k-th best score, last logit as an integer, last id of its ties)."""
-    kth = tl.full([], float("-inf"), REAL)
-    if BITS == 64:
-        low = tl.full([], -(1 << 63), tl.int64)
-    else:
-        low = tl.full([], -(1 << (BITS - 1)), tl.int32)
-    limit = width
-    if (top_k > 0) & (top_k < width - (exclude >= 0).to(tl.int32)):
-        least_key = search(row, width, exclude, heat, top, kth, top_k, False, BLOCK, BITS, REAL)
-        kth = divided(logit_of(least_key, BITS, RAW).to(REAL), heat, REAL)
-        total = total_mass(row, width, exclude, heat, top, kth, BLOCK, REAL)
-    if top_p < 1.0:
-        need = top_p * total
-        low = search(row, width, exclude, heat, top, kth, need, True, BLOCK, BITS, REAL)
-        limit = last_tie(row, width, exclude, heat, top, kth, low, need, BLOCK, BITS, REAL)
-    return kth, low, limit
-
-
-@triton.jit
 def kept_sums(
     row,
     width,
@@ -329,16 +73,6 @@ def kept_sums(
         ids, mass = weights(row, start, width, exclude, heat, top, kth, least, low, limit, BLOCK, BITS, REAL)
         sums = tl.where(each == start // BLOCK, tl.sum(mass.to(tl.float64), 0), sums)
     return sums
-
-
-@triton.jit
-def best_of(maxima, places, at, blocks, width, BLOCKS: tl.constexpr):
-    """Combine a row's blocks -> (largest logit, its first id)."""
-    each = tl.arange(0, BLOCKS)
-    tops = tl.load(maxima + at + each, mask=each < blocks, other=float("-inf"))
-    best = tl.max(tops, 0)
-    first = tl.load(places + at + each, mask=each < blocks, other=width - 1)
-    return best, tl.min(tl.where(tops == best, first, width - 1), 0)
 
 
 @triton.jit
@@ -527,74 +261,3 @@ def mass_of(
     """Return the mass of one token relative to the best one's, 0 where it is not kept or no token."""
     ids, mass = weights(row, token, width, exclude, heat, top, kth, least, low, limit, 1, BITS, REAL)
     return tl.sum(tl.where(ids >= 0, mass, 0.0), 0)
-
-
-REALS = {16: tl.float32, 32: tl.float32, 64: tl.float64}
-RAWS = {
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-}
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Hold what `block_statistics` found of rows [rows, V], and what all kernels over them take."""
-
-    maxima: Tensor  # [rows, blocks], float32 (float64 for float64 logits)
-    places: Tensor  # int32 [rows, blocks]
-    sums: Tensor  # float64 [rows, blocks]
-    plain: Tensor  # float64 [rows, blocks, 3]; empty unless wanted
-    stride: int
-    width: int
-    exclude: int
-    blocks: int
-    constants: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        flat: Tensor,
-        temperature: Tensor,
-        rows_each: int,
-        exclude: int | None,
-        block: int,
-        *,
-        plain: bool = False,
-    ) -> Self:
-        """Reduce rows [rows, V], `rows_each` to a request, under the requests' temperatures float64 [n].
-
-        `plain` asks for those of the law at temperature 1 too.
-        """
-        rows, width = flat.shape
-        blocks = triton.cdiv(width, block)
-        bits = flat.dtype.itemsize * 8
-        real = torch.float64 if bits == 64 else torch.float32
-        maxima = flat.new_empty((rows, blocks), dtype=real)
-        places = flat.new_empty((rows, blocks), dtype=torch.int32)
-        sums = flat.new_empty((rows, blocks), dtype=torch.float64)
-        others = sums.new_empty((rows, blocks, 3) if plain else (0,))
-        out = -1 if exclude is None else exclude
-        block_statistics[(rows, blocks)](
-            flat, temperature, maxima, places, sums, others, flat.stride(0), rows_each, width, out, blocks,
-            PLAIN=plain, BLOCK=block, REAL=REALS[bits], num_warps=WARPS,
-        )  # fmt: skip
-        constants = {
-            "BLOCK": block,
-            "BLOCKS": triton.next_power_of_2(blocks),
-            "BITS": bits,
-            "REAL": REALS[bits],
-            "RAW": RAWS[flat.dtype],
-            "num_warps": WARPS,
-        }
-        return cls(maxima, places, sums, others, flat.stride(0), width, out, blocks, constants)
-
-    def rooms(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return memory for one law a row, as `store_law` keeps it."""
-        rows = len(self.maxima)
-        return (
-            self.maxima.new_empty((rows, 3)),
-            self.places.new_empty((rows, 2), dtype=torch.int64),
-            self.sums.new_empty((rows, self.constants["BLOCKS"])),
-        )

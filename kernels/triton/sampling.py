@@ -15,9 +15,10 @@ from torch import Tensor
 from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.law import as_real
 from fsm_spec.kernels.triton.launch import Specialisation
-from fsm_spec.kernels.triton.law import BLOCK as ROW_BLOCK
-from fsm_spec.kernels.triton.law import WARPS, Statistics, best_of, drawn, law_of, weights, whole
+from fsm_spec.kernels.triton.law import drawn, law_of, weights, whole
 from fsm_spec.kernels.triton.randomness import uniform
+from fsm_spec.kernels.triton.scores import BLOCK as BLOCK_OF_ROWS
+from fsm_spec.kernels.triton.scores import WARPS, Statistics, best_of
 
 
 @triton.jit
@@ -101,7 +102,7 @@ def sample(
     *,
     exclude: int | None,
     want_law: bool,
-    block: int = ROW_BLOCK,
+    block: int = BLOCK_OF_ROWS,
 ) -> tuple[Tensor, Tensor]:
     """Choose tokens as `kernels.fixed.sampling.sample_torch` does -> (tokens [n, r], laws, empty unless wanted)."""
     n, r, width = logits.shape
@@ -112,7 +113,7 @@ def sample(
     sample_rows[(n * r,)](
         flat, found.maxima, found.places, found.sums, *sampling, positions.contiguous(), tokens, laws,
         found.stride, r, width, found.exclude, found.blocks,
-        PURPOSE=purpose, DRAWS=rule == "law", LAW=want_law, POINT=rule == "argmax", **found.constants,
+        PURPOSE=purpose, DRAWS=rule == "law", LAW=want_law, POINT=rule == "argmax", RAW=found.raw, **found.constants,
     )  # fmt: skip
     return tokens, laws
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fsm_spec.kernels.tree import Tree
 from fsm_spec.kernels.triton.launch import Specialisation
-from fsm_spec.kernels.triton.law import BLOCK as ROW_BLOCK
-from fsm_spec.kernels.triton.law import (
+from fsm_spec.kernels.triton.scores import BLOCK as BLOCK_OF_ROWS
+from fsm_spec.kernels.triton.scores import (
     WARPS,
     Statistics,
     best_of,
@@ -96,7 +96,7 @@ def best_of_rows(
 
 
 def candidates(
-    logits: Tensor, temperature: Tensor, top: int, exclude: int | None, block: int = ROW_BLOCK
+    logits: Tensor, temperature: Tensor, top: int, exclude: int | None, block: int = BLOCK_OF_ROWS
 ) -> tuple[Tensor, Tensor]:
     """Find candidates as `kernels.fixed.tree.candidates_torch` does -> (tokens int64, chances), [n, r, top] each."""
     n, r, width = logits.shape
@@ -110,10 +110,10 @@ def candidates(
     )  # fmt: skip
     tokens = torch.empty((n, r, top), dtype=torch.int64, device=logits.device)
     chances = found.maxima.new_empty((n, r, top))
-    constants = {name: found.constants[name] for name in ("BLOCKS", "BITS", "REAL", "RAW")}
+    constants = {name: found.constants[name] for name in ("BLOCKS", "BITS", "REAL")}
     best_of_rows[(n * r,)](
         keys, found.maxima, found.places, found.sums, temperature, tokens, chances, r, width, found.blocks, top,
-        TOP=most, num_warps=8, **constants,
+        TOP=most, RAW=found.raw, num_warps=8, **constants,
     )  # fmt: skip
     return tokens, chances
 

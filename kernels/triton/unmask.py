@@ -1,6 +1,6 @@
 """The `unmask` operator as Triton kernels: statistics of blocks, a proposal an open row, then the block of a request.
 
-Floor: the logits of open rows read once (rows * V * their width in bytes); bounds of laws cost reads from L2 (`law.py`).
+Floor: the logits of open rows read once (rows * V * their width in bytes); bounds cost reads from L2.
 Torch reading: `kernels/fixed/unmask.py`. Draws differ from it as `law.py` says; confidence is exp(logit - maximum) /
 total and entropy log(total) - mean score here, where the reading adds float32 terms: a row whose confidence or entropy
 is within 1e-6 of a bound, or of another row's, may fall on the other side.
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.triton.launch import Specialisation
-from fsm_spec.kernels.triton.law import BLOCK as ROW_BLOCK
-from fsm_spec.kernels.triton.law import WARPS, Statistics, drawn, law_of, plain_law
+from fsm_spec.kernels.triton.law import drawn, law_of
 from fsm_spec.kernels.triton.randomness import uniform
+from fsm_spec.kernels.triton.scores import BLOCK as BLOCK_OF_ROWS
+from fsm_spec.kernels.triton.scores import WARPS, Statistics, plain_law
 
 # As `kernels/unmask.py` and `kernels/randomness.py` number them.
 MASKED, DRAFT = tl.constexpr(-2), tl.constexpr(2)
@@ -116,26 +117,24 @@ def fill_blocks(
     masked = live & (token == MASKED)
     choice = tl.load(proposed + at, mask=masked, other=0)
     sure = tl.load(confidence + at, mask=masked, other=float("-inf"))
+    bar = tl.full([], THRESHOLD, REAL)
+    certain = tl.sum((masked & ((sure > bar) | ((sure == bar) & (RULE == "threshold")))).to(tl.int32), 0)
     if RULE == "sequential":
         rank = tl.cumsum(masked.to(tl.int32), 0) - 1
+        number = tl.load(quota + request).to(tl.int32)
     elif RULE == "entropy":
         spread = tl.load(entropy + at, mask=masked, other=float("inf"))
         rank = ranked(-spread, ROWS)
         before = (rank[None, :] <= rank[:, None]) & masked[None, :]
         reached = tl.sum(tl.where(before, spread[None, :], 0.0), 1)
+        number = tl.sum((masked & (reached <= tl.full([], BOUND, tl.float64))).to(tl.int32), 0)
     else:
         rank = ranked(sure, ROWS)
-    bar = tl.full([], THRESHOLD, REAL)
-    if RULE == "entropy":
-        number = tl.sum((masked & (reached <= tl.full([], BOUND, tl.float64))).to(tl.int32), 0)
-    elif RULE == "threshold":
-        number = tl.sum((masked & (sure >= bar)).to(tl.int32), 0)
-    elif RULE == "above":
-        number = tl.sum((masked & (sure > bar)).to(tl.int32), 0)
-    else:
-        number = tl.load(quota + request).to(tl.int32)
-        if RULE == "dynamic":
-            number = tl.maximum(number, tl.sum((masked & (sure > bar)).to(tl.int32), 0))
+        number = certain
+        if RULE == "schedule":
+            number = tl.load(quota + request).to(tl.int32)
+        elif RULE == "dynamic":
+            number = tl.maximum(tl.load(quota + request).to(tl.int32), certain)
     committed = masked & (rank < tl.maximum(number, 1))
     if HAS_LAST:
         committed = committed | (masked & (tl.load(last + request) != 0))
@@ -155,7 +154,7 @@ def fill_blocks(
     tl.store(rest + request, tl.sum((live & (block == MASKED)).to(tl.int64), 0))
 
 
-def unmask(  # noqa: PLR0913, PLR0917 -- the operator's inputs, one each
+def unmask(
     rule: str,
     logits: Tensor,
     tokens: Tensor,
@@ -170,7 +169,7 @@ def unmask(  # noqa: PLR0913, PLR0917 -- the operator's inputs, one each
     first: Tensor | None,
     stop_ids: Tensor | None,
     exclude: int | None,
-    block: int = ROW_BLOCK,
+    block: int = BLOCK_OF_ROWS,
 ) -> tuple[Tensor, Tensor]:
     """Commit as `kernels.fixed.unmask.unmask` does -> (rest int64 [n], filled int64 [n, r])."""
     n, r, width = logits.shape
@@ -182,7 +181,7 @@ def unmask(  # noqa: PLR0913, PLR0917 -- the operator's inputs, one each
     propose_rows[(n * r,)](
         flat, found.maxima, found.places, found.sums, found.plain, *sampling, positions.contiguous(), turns,
         tokens, counts, proposed, confidence, entropy,
-        found.stride, r, width, found.exclude, found.blocks, **found.constants,
+        found.stride, r, width, found.exclude, found.blocks, RAW=found.raw, **found.constants,
     )  # fmt: skip
     rest, filled = torch.empty_like(counts), torch.empty_like(tokens)
     none = counts

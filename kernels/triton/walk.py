@@ -16,20 +16,11 @@ from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.randomness import Purpose
 from fsm_spec.kernels.tree import NO_NODE, Tree
 from fsm_spec.kernels.triton.launch import Specialisation
-from fsm_spec.kernels.triton.law import BLOCK as ROW_BLOCK
-from fsm_spec.kernels.triton.law import (
-    WARPS,
-    Statistics,
-    block_at,
-    keep_laws,
-    mass_of,
-    stored_law,
-    temperature_of,
-    token_at,
-    weights,
-)
+from fsm_spec.kernels.triton.law import block_at, keep_laws, mass_of, stored_law, token_at, weights
 from fsm_spec.kernels.triton.randomness import uniform
 from fsm_spec.kernels.triton.sampling import sample
+from fsm_spec.kernels.triton.scores import BLOCK as BLOCK_OF_ROWS
+from fsm_spec.kernels.triton.scores import WARPS, Statistics, temperature_of
 
 # Purposes of draws, as `kernels/randomness.py` numbers them.
 TARGET, ACCEPT, RESIDUAL = tl.constexpr(1), tl.constexpr(3), tl.constexpr(4)
@@ -110,7 +101,6 @@ def try_children(
     BLOCKS: tl.constexpr,
     BITS: tl.constexpr,
     REAL: tl.constexpr,
-    RAW: tl.constexpr,
 ):
     """Try the children of one walk's node in order, each against what is left of the node's law.
 
@@ -179,7 +169,7 @@ def walk(
     positions: Tensor,
     deepest: int,
     exclude: int | None,
-    block: int = ROW_BLOCK,
+    block: int = BLOCK_OF_ROWS,
 ) -> tuple[Tensor, Tensor]:
     """Walk as the forms of `kernels/fixed/walk.py` do -> (path int64 [n, deepest + 1], next int64 [n])."""
     n, v, width = logits.shape
@@ -199,7 +189,7 @@ def walk(
     laws = statistics.rooms()
     keep_laws[(n * v,)](
         flat, statistics.maxima, statistics.places, statistics.sums, *sampling[:4], tree.count, *laws,
-        statistics.stride, v, width, statistics.exclude, statistics.blocks, **statistics.constants,
+        statistics.stride, v, width, statistics.exclude, statistics.blocks, RAW=statistics.raw, **statistics.constants,
     )  # fmt: skip
     try_children[(n,)](
         flat, sampling.temperature, sampling.seeds, positions, tokens, parents, depths, tree.count, *laws,
@@ -211,7 +201,7 @@ def walk(
 
 _IDS = "*i64:16"
 _KEPT = "*fp32:16 *i64:16 *fp64:16"
-_SHAPE = {"BLOCK": 2048, "BLOCKS": 128, "BITS": 16, "REAL": tl.float32, "RAW": tl.bfloat16}
+_SHAPE = {"BLOCK": 2048, "BLOCKS": 128, "BITS": 16, "REAL": tl.float32}
 SPECIALISATIONS = (
     Specialisation(
         "64 nodes", follow_picks, f"{_IDS} {_IDS} {_IDS} {_IDS} {_IDS} {_IDS} i32:16 i32", {"NODES": 64}
@@ -221,7 +211,7 @@ SPECIALISATIONS = (
         keep_laws,
         f"*bf16:16 *fp32:16 *i32:16 *fp64:16 *fp64:16 *i64:16 *fp64:16 *fp64:16 {_IDS} {_KEPT} "
         "i32:16 i32 i32:16 i32 i32",
-        _SHAPE,
+        {**_SHAPE, "RAW": tl.bfloat16},
         warps=WARPS,
     ),
     Specialisation(

@@ -43,7 +43,7 @@ def test_equals_the_torch_form(batch: Batch, rule: str, with_q: bool) -> None:  
     """Another verdict or correction would change the output law."""
     inputs = judged(batch, rule, with_q=with_q)
     expected = fixed.accept_torch(*inputs)
-    found = kernels.accept(*inputs, block=BLOCK)
+    found = kernels.accept(*[*inputs, BLOCK])
     assert [one.tolist() for one in expected] == [one.tolist() for one in found]
 
 

@@ -10,7 +10,7 @@ from fsm_spec.kernels.randomness import Purpose, uniform
 from fsm_spec.kernels.triton.randomness import uniform as uniform_of_kernel
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _draw(seeds, positions, numbers, PURPOSE: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202, N803 -- a kernel
     each = tl.arange(0, N)
     number = uniform_of_kernel(tl.load(seeds + each), tl.load(positions + each), PURPOSE)

@@ -37,7 +37,9 @@ def test_extend_equals_the_torch_form(seed: int, beam_width: int, top: int, shar
     generator = torch.Generator().manual_seed(seed)
     count = torch.tensor([3, 4])
     pool = Tree(
-        *(torch.randint(0, 3, (2, 16), generator=generator) for _ in range(3)),
+        torch.randint(0, 3, (2, 16), generator=generator),
+        torch.randint(0, 3, (2, 16), generator=generator),
+        torch.randint(0, 3, (2, 16), generator=generator),
         -torch.randint(0, 4, (2, 16), generator=generator).float(),
         count,
     )

@@ -26,7 +26,7 @@ def test_equals_the_torch_form(batch: Batch, rule: str, freezes: bool) -> None: 
     inputs = (rule, batch.logits, tokens, batch.rows, batch.columns, batch.positions, turns)
     expected = fixed.unmask(*inputs, stop_ids=stops, **options)
     names = ("threshold", "quota", "bound", "last", "first")
-    found = unmask(*inputs, *(options[name] for name in names), stops, batch.exclude, block=BLOCK)
+    found = unmask(*[*inputs, *(options[name] for name in names), stops, batch.exclude, BLOCK])
     assert [one.tolist() for one in expected] == [one.tolist() for one in found]
 
 

@@ -47,7 +47,7 @@ def test_siblings_and_depth(rule: str) -> None:
     expected = (fixed.match_torch if rule == "match" else fixed.residual_torch)(*inputs)
     found = walk(rule, *inputs, block=2)
     assert [one.tolist() for one in expected] == [one.tolist() for one in found]
-    assert {1, 2, 3} <= set((found[0] != NO_NODE).sum(1).tolist())
+    assert {1, 2} <= set((found[0] != NO_NODE).sum(1).tolist())
 
 
 def test_op_on_a_gpu_calls_the_kernels() -> None:
