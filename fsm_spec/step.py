@@ -126,6 +126,13 @@ def step_body(table: Table, event: str) -> Body:
     return Body(tuple(source.emit.read), tuple(source.emit.lines), values)
 
 
+def rows_body(table: Table, event: str) -> Body:
+    """Give the lines that name the row of an event, before any cut, for a function around them: `=row`."""
+    source = _Source(table, event)
+    row = source.row()
+    return Body(tuple(source.emit.read), tuple(source.emit.lines), {"=row": row})
+
+
 def value_body(table: Table, values: Mapping[str, Expr]) -> Body:
     """Give the lines that evaluate expressions over columns, for a function around them."""
     emit = _Emitter(table)
@@ -275,11 +282,15 @@ class _Source:
 
     def rows_text(self) -> str:
         """Give the function `choose(c, a) -> rows`."""
-        self.emit.variable("state")
-        rows = self._full(self.emit.choose(self._guards(), [Const(row.index) for row in self.rows]))
+        rows = self.row()
         arguments = [arg.name for arg in self.plan.args]
         loads = self.emit.loads("c", self.table.column_names) + self.emit.loads("a", arguments)
         return "\n    ".join(["def choose(c, a):", *loads, *self.emit.lines, f"return {rows}"])
+
+    def row(self) -> str:
+        """Emit the index of the row that is taken."""
+        self.emit.variable("state")
+        return self._full(self.emit.choose(self._guards(), [Const(row.index) for row in self.rows]))
 
     def _guards(self) -> list[str]:
         """Emit each row's guard, with its states where the event is handled in several."""
@@ -387,6 +398,7 @@ __all__ = [
     "choose",
     "constants",
     "evaluate",
+    "rows_body",
     "slots",
     "source_text",
     "step",

@@ -5,7 +5,7 @@ The same in plain Python is `tree_plain.py`; walking a tree with the target's ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,10 @@ class Tree:
         return cls(tokens, parents, depths, scores, torch.ones_like(root))
 
 
+# Appends the best children of a beam to pools: what `extend` does.
+Append = Callable[[Tree, Tensor, Tensor, Tensor, int], tuple[Tree, Tensor]]
+
+
 def grow_best(
     logits: Tensor, root: Tensor, rows: SamplingRows, top: int, size: int, *, exclude: int | None = None
 ) -> Tree:
@@ -69,7 +73,8 @@ def grow_best(
     its parent, those are the best nodes of all, and of one depth only the best `size - 1` can be among them.
     """
     require_nodes(logits.shape[1], top, size)
-    return best_tree(root, *_candidates(logits, rows, top, exclude), size)
+    tokens, chances = _candidates(logits, rows, top, exclude)
+    return best_tree(root, tokens, chances, size, extend)
 
 
 def require_nodes(levels: int, top: int, size: int) -> None:
@@ -78,10 +83,10 @@ def require_nodes(levels: int, top: int, size: int) -> None:
         raise ValueError(f"a tree of depth {levels} with {top} candidates a node has no {size} nodes")
 
 
-def best_tree(root: Tensor, tokens: Tensor, chances: Tensor, size: int) -> Tree:
+def best_tree(root: Tensor, tokens: Tensor, chances: Tensor, size: int, append: Append) -> Tree:
     """Grow `grow_best`'s tree over candidates and their log-probabilities [n, d, top] each, best first.
 
-    Of fixed shape, without a copy to the host.
+    `append` is `extend` or a kernel for it. Of fixed shape, without a copy to the host.
     """
     _, levels, top = tokens.shape
     widths = [1]
@@ -91,7 +96,7 @@ def best_tree(root: Tensor, tokens: Tensor, chances: Tensor, size: int) -> Tree:
     beam = torch.zeros_like(root).unsqueeze(1)
     for level in range(levels):
         one = slice(level, level + 1)
-        pool, beam = extend(pool, beam, tokens[:, one], chances[:, one], widths[level + 1])
+        pool, beam = append(pool, beam, tokens[:, one], chances[:, one], widths[level + 1])
     # The pool is in order within each depth, so a stable sort leaves ties as they should stand.
     best = pool.scores.sort(dim=1, stable=True, descending=True).indices
     return _chosen(pool, best[:, :size])

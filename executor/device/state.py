@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fsm_spec.executor.carry import EMPTY
 from fsm_spec.kernels.fixed.law import SamplingColumns
+from fsm_spec.kernels.fixed.pages import resize_pages
 from fsm_spec.kernels.tree import NO_NODE, Tree
 from fsm_spec.table import END, CarryPlan, Table
 
@@ -126,21 +127,7 @@ class DeviceState:
 
         The host's scheduler has counted that enough pages are free. Each line stands once, but for the dump.
         """
-        held = self.held.index_select(0, lines)
-        table = self.block_table.index_select(0, lines)
-        place = torch.arange(table.shape[1], dtype=torch.int32, device=self.device)
-        gives = ((place >= want.unsqueeze(1)) & (place < held.unsqueeze(1))).flatten()
-        rank = gives.long().cumsum(0)
-        into = torch.where(gives, self.free_count + rank - 1, self.sizes.pages)
-        self.free.index_copy_(0, into, table.flatten())
-        self.free_count.add_(rank[-1])
-        takes = ((place >= held.unsqueeze(1)) & (place < want.unsqueeze(1))).flatten()
-        rank = takes.long().cumsum(0)
-        pages = self.free.index_select(0, (self.free_count - rank).clamp(min=0))
-        table = torch.where(takes, pages, table.flatten()).view_as(table)
-        self.free_count.sub_(rank[-1])
-        self.block_table.index_copy_(0, lines, table)
-        self.held.index_copy_(0, lines, want)
+        resize_pages(lines, want, self.held, self.block_table, self.free, self.free_count)
 
     def physical(self, lines: Tensor, slots: Tensor, live: Tensor) -> Tensor:
         """Map slots [n, m] of requests to the cache's, int32; -1 where not live."""

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fsm_spec.executor.carry import EMPTY
 from fsm_spec.executor.device.scope import DeviceScope
+from fsm_spec.executor.device.table_kernel import TableStep
 from fsm_spec.kernels.fixed.cache import kv_move
 from fsm_spec.kernels.tree import Tree
-from fsm_spec.step import choose, step
 from fsm_spec.table import END, NO_STOP, STOP, Row, Table
 
 
@@ -48,6 +48,7 @@ class Transition:
         self.rows = table.rows_of(event)
         self.emits = table.events[event].emits
         self.end = table.codes[END]
+        self.code = TableStep(table, event)
         self.moving = [row for row in self.rows if row.keep_rows is not None or row.keep_stride is not None]
 
     def apply(
@@ -59,12 +60,12 @@ class Transition:
         """
         before = {name: scope.integers[name] for name in self.table.column_names}
         scope = replace(scope, integers={**before, **args})
-        taken = choose(self.table, before, self.event, args, scope.space)
+        taken = self.code.choose(before, args)
         run = self._run(scope, taken)
         stop = self._stop(scope, run)
         if self.emits:
             args = {**args, STOP: stop}
-        done = step(self.table, before, self.event, args, scope.space)
+        done = self.code.apply(before, args)
         into = torch.where(alive, scope.lines, scope.state.dump)
         lives = alive & (done.columns["state"] != self.end)
         carried = list(self._carried(scope, taken, lives))

@@ -70,6 +70,15 @@ def _accept(  # noqa: PLR0913, PLR0917 -- an operator of torch takes tensors and
     return accept_torch(rule, logits, drafts, count, sampling, positions, q, top, threshold, exclude)
 
 
+@_accept.register_kernel("cuda")
+def _(rule: str, logits: Tensor, drafts: Tensor, count: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 -- as above
+    """Judge by the Triton kernels."""
+    from fsm_spec.kernels.triton import acceptance as kernels  # noqa: PLC0415 -- a CPU needs no Triton
+
+    sampling, others = SamplingColumns(*rest[:5]), rest[5:]
+    return kernels.accept(rule, logits, drafts, count, sampling, *others)
+
+
 @_accept.register_fake
 def _(*inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 -- as above
     """Give shapes and types."""

@@ -50,6 +50,17 @@ def _sample(  # noqa: PLR0913, PLR0917 -- an operator of torch takes tensors and
     return sample_torch(logits, sampling, positions, purpose, rule, exclude=exclude, want_law=want_law)
 
 
+@_sample.register_kernel("cuda")
+def _(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 -- as above
+    """Choose tokens by the Triton kernels."""
+    from fsm_spec.kernels.triton import sampling as kernels  # noqa: PLC0415 -- a CPU needs no Triton
+
+    *columns, positions, purpose, rule, exclude, want_law = rest
+    return kernels.sample(
+        logits, SamplingColumns(*columns), positions, purpose, rule, exclude=exclude, want_law=want_law
+    )
+
+
 @_sample.register_fake
 def _(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 -- as above
     """Give shapes and types."""

@@ -37,7 +37,7 @@ def grow_best(
     """
     require_nodes(logits.shape[1], top, size)
     tokens, chances = _candidates(logits, sampling.temperature, top, exclude)
-    return best_tree(root, tokens, chances, size)
+    return best_tree(root, tokens, chances, size, _extended)
 
 
 def grow_newest(
@@ -53,14 +53,68 @@ def grow_newest(
     count = pool.count.clamp(width, capacity - top)
     pool = Tree(pool.tokens, pool.parents, pool.depths, pool.scores, count)
     beam = newest(pool, width)
-    grown, children = extend(pool, beam, tokens, chances, top)
+    grown, children = _extended(pool, beam, tokens, chances, top)
     return grown, grown.parents.gather(1, children) - beam[:, :1]
+
+
+def _extended(pool: Tree, beam: Tensor, tokens: Tensor, chances: Tensor, width: int) -> tuple[Tree, Tensor]:
+    """Append children to pools as `kernels.tree.extend` does, by the custom op."""
+    nodes = _extend(*nodes_of(pool), beam, tokens, chances, width)
+    tokens, parents, depths, scores, placed = nodes
+    return Tree(tokens, parents, depths, scores, pool.count + width), placed
+
+
+@torch.library.custom_op("fsm_spec::extend", mutates_args=())
+def _extend(  # noqa: PLR0913, PLR0917 -- an operator of torch takes tensors and numbers, one each
+    tokens: Tensor,
+    parents: Tensor,
+    depths: Tensor,
+    scores: Tensor,
+    count: Tensor,
+    beam: Tensor,
+    names: Tensor,
+    chances: Tensor,
+    width: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Append the best children -> (tokens, parents, depths, scores, their indices int64 [n, width])."""
+    pool, placed = extend(Tree(tokens, parents, depths, scores, count), beam, names, chances, width)
+    return pool.tokens, pool.parents, pool.depths, pool.scores, placed
+
+
+@_extend.register_kernel("cuda")
+def _(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 -- as above
+    """Append children by the Triton kernel, which orders scores of 32 bits at most."""
+    pool, others = Tree(*inputs[:5]), inputs[5:]
+    if pool.scores.dtype == torch.float64:
+        grown, placed = extend(pool, *others)
+    else:
+        from fsm_spec.kernels.triton import tree as kernels  # noqa: PLC0415 -- a CPU needs no Triton
+
+        grown, placed = kernels.extend(pool, *others)
+    return grown.tokens, grown.parents, grown.depths, grown.scores, placed
+
+
+@_extend.register_fake
+def _(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 -- as above
+    """Give shapes and types."""
+    beam, width = inputs[5], inputs[8]
+    return (*(torch.empty_like(one) for one in inputs[:4]), beam.new_empty((len(beam), width)))
 
 
 @torch.library.custom_op("fsm_spec::candidates", mutates_args=())
 def _candidates(logits: Tensor, temperature: Tensor, top: int, exclude: int | None) -> tuple[Tensor, Tensor]:
     """Find the best tokens of logits [n, r, V] and their log-probabilities -> int64, real [n, r, top]."""
     return candidates_torch(logits, temperature, top, exclude)
+
+
+@_candidates.register_kernel("cuda")
+def _(logits: Tensor, temperature: Tensor, top: int, exclude: int | None) -> tuple[Tensor, Tensor]:
+    """Find candidates by the Triton kernels, which order logits of 32 bits at most."""
+    if logits.dtype == torch.float64:
+        return candidates_torch(logits, temperature, top, exclude)
+    from fsm_spec.kernels.triton import tree as kernels  # noqa: PLC0415 -- a CPU needs no Triton
+
+    return kernels.candidates(logits, temperature, top, exclude)
 
 
 @_candidates.register_fake

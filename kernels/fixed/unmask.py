@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -81,6 +83,15 @@ def _unmask(  # noqa: PLR0913, PLR0917 -- an operator of torch takes tensors and
     return fill(
         rule, tokens, counts, proposed, confidence, entropy, threshold, quota, bound, last, first, stop_ids
     )
+
+
+@_unmask.register_kernel("cuda")
+def _(rule: str, logits: Tensor, tokens: Tensor, counts: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 -- as above
+    """Commit by the Triton kernels."""
+    from fsm_spec.kernels.triton import unmask as kernels  # noqa: PLC0415 -- a CPU needs no Triton
+
+    sampling, others = SamplingColumns(*rest[:5]), rest[5:]
+    return kernels.unmask(rule, logits, tokens, counts, sampling, *others)
 
 
 @_unmask.register_fake

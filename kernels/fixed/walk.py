@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -57,6 +59,15 @@ def _walk(  # noqa: PLR0913, PLR0917 -- an operator of torch takes tensors and n
     sampling = SamplingColumns(temperature, top_k, top_p, min_p, seeds)
     walk_torch = match_torch if rule == "match" else residual_torch
     return walk_torch(logits, tree, sampling, positions, deepest, exclude)
+
+
+@_walk.register_kernel("cuda")
+def _(rule: str, logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 -- as above
+    """Walk by the Triton kernels."""
+    from fsm_spec.kernels.triton import walk as kernels  # noqa: PLC0415 -- a CPU needs no Triton
+
+    tree, sampling, others = Tree(*rest[:5]), SamplingColumns(*rest[5:10]), rest[10:]
+    return kernels.walk(rule, logits, tree, sampling, *others)
 
 
 @_walk.register_fake

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreter import look_once
 
 RUNNER = "test_interpreted.py"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -30,6 +31,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="runs with TRITON_INTERPRET=1 in the environment"))
         for warning in INTERPRETER_WARNINGS:
             item.add_marker(pytest.mark.filterwarnings(f"ignore:{warning}"))
+
+
+if INTERPRETED:
+    look_once()
 
 
 @pytest.fixture(scope="session", autouse=True)

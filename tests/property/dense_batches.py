@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from torch import Tensor
 from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.law import SamplingParams, SamplingRows
 from fsm_spec.kernels.tree import NO_NODE, Tree
+from fsm_spec.kernels.unmask import MASKED
 
 CHOICES = [
     SamplingParams(),
@@ -107,3 +109,34 @@ batches = st.builds(
     st.sampled_from([2, 5, 11, 256, 257, 600]),
     wide=st.booleans(),
 )
+
+# For Triton's interpreter, where a row with top-k or top-p takes a tenth of a second.
+cheap_batches = st.builds(
+    lambda seed, width, dtype: as_type(batch_of(seed, 2, 3, width), dtype),
+    st.integers(0, 2**32),
+    st.sampled_from([5, 20]),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+)
+
+
+def as_type(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Return the batch with logits of a type."""
+    return replace(batch, logits=batch.logits.to(dtype))
+
+
+def drawn_block(batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Draw the tokens of a block, some of them masked, and the numbers of all rules."""
+    n, r, _ = batch.logits.shape
+    source = batch.source
+    tokens = batch.tokens(n, r)
+    tokens[torch.tensor([[source.random() < 0.7 for _ in range(r)] for _ in range(n)])] = MASKED
+    tokens[~batch.live] = source.choice([MASKED, -1, 0])
+    options = {
+        "threshold": source.choice([0.0, 0.2, 0.5, 1.0]),
+        "quota": torch.tensor([source.randrange(4) for _ in range(n)]),
+        "bound": source.choice([0.0, 1.5, 9.0]),
+        "last": source.choice([None, torch.tensor([source.random() < 0.3 for _ in range(n)])]),
+        "first": source.choice([None, torch.tensor([source.randrange(3) for _ in range(n)])]),
+        "exclude": batch.exclude,
+    }
+    return tokens, options

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from dense_batches import Batch, batches
+from dense_batches import Batch, batches, drawn_block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.fixed.unmask import unmask
-from fsm_spec.kernels.unmask import MASKED, UNMASK_RULES
+from fsm_spec.kernels.unmask import UNMASK_RULES
 from fsm_spec.kernels.unmask import unmask as reading
-
-
-def drawn_block(batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Draw the tokens of a block, some of them masked, and the numbers of all rules."""
-    n, r, _ = batch.logits.shape
-    source = batch.source
-    tokens = batch.tokens(n, r)
-    tokens[torch.tensor([[source.random() < 0.7 for _ in range(r)] for _ in range(n)])] = MASKED
-    tokens[~batch.live] = source.choice([MASKED, -1, 0])
-    options = {
-        "threshold": source.choice([0.0, 0.2, 0.5, 1.0]),
-        "quota": torch.tensor([source.randrange(4) for _ in range(n)]),
-        "bound": source.choice([0.0, 1.5, 9.0]),
-        "last": source.choice([None, torch.tensor([source.random() < 0.3 for _ in range(n)])]),
-        "first": source.choice([None, torch.tensor([source.randrange(3) for _ in range(n)])]),
-        "exclude": batch.exclude,
-    }
-    return tokens, options
 
 
 @settings(derandomize=True, max_examples=150, deadline=None)
