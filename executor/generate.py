@@ -169,6 +169,10 @@ class Session:
         if resident is not None:
             _refuse_budget(policy)
             assert isinstance(model, Transformer), "the resident runner moves the weights of a transformer"
+            if model.over_parts is not None:
+                raise UserError(
+                    "requests that live on a device run in one process yet; leave out --tensor-parallel"
+                )
             if prefix_cache:
                 raise UserError("requests that live on a device share no pages yet; leave out --prefix-cache")
             self.runner = resident.runner(tiers, model, drafters or {}, pool, policy, self.mask_id)

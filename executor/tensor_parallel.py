@@ -33,7 +33,7 @@ from torch import distributed
 from fsm_spec.errors import UserError
 from fsm_spec.executor.adapter import bundled_adapter, load_adapter, refuse_adapter_alone
 from fsm_spec.executor.cache import PagedCache
-from fsm_spec.executor.models.config import read_config
+from fsm_spec.executor.models.config import read_config, read_names
 from fsm_spec.executor.models.load import LoadedModel, SafetensorsFolder, load_gguf
 from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.split import Split, SplitWeights
@@ -63,7 +63,8 @@ class Part:
         whole = read_config(self.folder)
         config = self.split.config(whole)
         with SafetensorsFolder(self.folder) as weights:
-            model = kind(config, SplitWeights(weights, self.split), self.dtype)
+            part = SplitWeights(weights, self.split, read_names(self.folder))
+            model = kind(config, part, self.dtype)
         if self.adapter is not None:
             model.adapter = self.split.adapter(load_adapter(self.adapter, whole, self.dtype), whole)
         model.over_parts = add_over_parts

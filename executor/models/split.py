@@ -1,14 +1,15 @@
 """How a transformer is cut for tensor parallelism: every process holds some heads and some of the feed-forward.
 
 q, k, v, gate and up are cut by outputs, the output projection and down by inputs (Megatron-LM, arXiv:1909.08053), so
-that a layer needs two sums over the processes: behind attention and behind the feed-forward. Heads stay whole, and a
-KV head lies with the query heads that read it. Embedding, norms and language model head are whole everywhere; only
-process 0 computes logits.
+that a layer needs two sums over the processes: behind attention and behind the feed-forward. Experts are cut like a
+dense network, so that every process runs the same ones. Heads stay whole, and a KV head lies with the query heads that
+read it. Embedding, norms, router and language model head are whole everywhere; only process 0 computes logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +23,7 @@ Tensor = torch.Tensor
 
 BY_OUTPUTS = (names.QUERY, names.KEY, names.VALUE, names.GATE, names.UP)
 BY_INPUTS = (names.OUTPUT, names.DOWN)
+_EXPERT = re.compile(r"^mlp\.experts\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Split:
             "KV heads": whole.kv_heads,
             "feed-forward units": whole.ffn,
         }
+        experts = whole.experts
+        if experts is not None:
+            counts["units an expert"] = experts.ffn
+            experts = replace(experts, ffn=experts.ffn // self.size)
         for what, count in counts.items():
             if count % self.size:
                 fits = [size for size in range(2, count + 1) if not any(n % size for n in counts.values())]
@@ -51,6 +57,7 @@ class Split:
             heads=whole.heads // self.size,
             kv_heads=whole.kv_heads // self.size,
             ffn=whole.ffn // self.size,
+            experts=experts,
         )
 
     def part(self, tensor: Tensor, dimension: int) -> Tensor:
@@ -59,8 +66,9 @@ class Split:
         return tensor.narrow(dimension, self.rank * count, count).contiguous()
 
     def weight(self, name: str, tensor: Tensor) -> Tensor:
-        """Cut this part out of a weight, by its published name."""
+        """Cut this part out of a weight, by its name of `architectures.py`; an expert's modules are a network's."""
         module, _, kind = name.partition("layers.")[2].partition(".")[2].rpartition(".")
+        module = _EXPERT.sub("mlp.", module)
         if module in BY_OUTPUTS:
             return self.part(tensor, 0)
         if module in BY_INPUTS and kind == "weight":
@@ -72,11 +80,10 @@ class Split:
 
     def adapter(self, adapter: Adapter, whole: ModelConfig) -> Adapter:
         """Cut this part out of an adapter of the whole model, which is laid out like the fused weights."""
-        places = fused_places(whole)
-        layers = [
-            {place: self._update(update, places[place]) for place, update in layer.items()}
-            for layer in adapter.layers
-        ]
+        layers = []
+        for index, layer in enumerate(adapter.layers):
+            places = fused_places(whole, index)
+            layers.append({place: self._update(update, places[place]) for place, update in layer.items()})
         return Adapter(adapter.name, adapter.rank, layers)
 
     def _update(self, update: LowRank, parts: list[tuple[str, int, int]]) -> LowRank:
@@ -87,14 +94,18 @@ class Split:
 
 
 class SplitWeights(Mapping[str, Tensor]):
-    """Read one part of a model's weights by their published names."""
+    """Read one part of a model's weights by the names of `architectures.py`.
 
-    def __init__(self, whole: Mapping[str, Tensor], split: Split) -> None:
+    `called` maps these to the names in `whole`, where they differ.
+    """
+
+    def __init__(self, whole: Mapping[str, Tensor], split: Split, called: Callable[[str], str] = str) -> None:
         self._whole = whole
         self._split = split
+        self._called = called
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._split.weight(name, self._whole[name])
+        return self._split.weight(name, self._whole[self._called(name)])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._whole)

@@ -210,7 +210,7 @@ class LayerStack:
         read = normed(stream, layer.ffn_norm).to(self.dtype)
         if layer.router is not None and self.config.experts is not None:
             mixed = mix_experts(read, layer.router, layer.gate_up, layer.down, self.config.experts)
-            return stream.add_(mixed)
+            return stream.add_(mixed if self.over_parts is None else self.over_parts(mixed))
         gate, up = self._project(read, layer.gate_up, None, shared, index, "gate_up").chunk(2, 1)
         inner = functional.silu(gate).mul_(up)
         return stream.add_(self._project(inner, layer.down, None, shared, index, "down"))

@@ -23,7 +23,7 @@ from fsm_spec.table import Table
 from fsm_spec.trace import TraceWriter
 
 Tables = Callable[..., Table]
-VOCABULARY, TOKENS, PAGE = 48, 16, 8
+VOCABULARY, TOKENS, FEW, PAGE = 48, 16, 6, 8
 # Tokens that all prompts begin with.
 COMMON = 21
 
@@ -54,19 +54,26 @@ def prompts() -> list[list[int]]:
     return [*made, common[: 2 * PAGE], common[: 2 * PAGE + 1]]
 
 
-def cold(model: Transformer, table: Table, prompts: Sequence[Sequence[int]]) -> list[Result]:
+def cold(
+    model: Transformer, table: Table, prompts: Sequence[Sequence[int]], tokens: int = TOKENS
+) -> list[Result]:
     """Run each prompt alone, in a session that has computed nothing before."""
     given = []
     for prompt in prompts:
         session = Session(table, model, pool=Pool(64, PAGE), drafters=random_drafters(table, model))
-        number = session.add(prompt, Options(TOKENS))
+        number = session.add(prompt, Options(tokens))
         session.run()
         given.append(session.result(number))
     return given
 
 
 def warm(
-    model: Transformer, table: Table, waves: Sequence[Sequence[Sequence[int]]], pool: Pool, policy: Policy
+    model: Transformer,
+    table: Table,
+    waves: Sequence[Sequence[Sequence[int]]],
+    pool: Pool,
+    policy: Policy,
+    tokens: int = TOKENS,
 ) -> Served:
     """Run waves of prompts with a prefix cache; books balance at every iteration, and the trace can be run again."""
     records: list[dict[str, Any]] = []
@@ -77,7 +84,7 @@ def warm(
     )
     numbers = []
     for wave in waves:
-        numbers += [session.add(prompt, Options(TOKENS)) for prompt in wave]
+        numbers += [session.add(prompt, Options(tokens)) for prompt in wave]
         while session.has_work:
             session.iterate()
             session.allocator.check()
@@ -105,12 +112,12 @@ def test_a_hit_equals_a_cold_run(
     name: str, model: Transformer, table_of: Tables, prompts: list[list[int]]
 ) -> None:
     """KV of masks or drafts under a text, or a draft model's KV that is missing, shows in tokens or in acceptance."""
-    table = table_of(name, **sizes(name))
+    table = table_of(name, **sizes(name, 4))
     assert (name in REFUSED) == bool(refusal(table))
     if name in REFUSED:
         return
-    expected = cold(model, table, prompts)
-    roomy = warm(model, table, [prompts[:1], prompts[1:]], Pool(100, PAGE), Policy())
+    expected = cold(model, table, prompts, FEW)
+    roomy = warm(model, table, [prompts[:1], prompts[1:]], Pool(100, PAGE), Policy(), FEW)
     assert [each.token_ids for each in expected] == [each.token_ids for each in roomy.results]
     assert [each.acceptance_length for each in expected] == [each.acceptance_length for each in roomy.results]
     # All but the first find the pages that they have in common; a text is never found whole.

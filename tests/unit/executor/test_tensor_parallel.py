@@ -21,7 +21,7 @@ from fsm_spec.executor import tensor_parallel
 from fsm_spec.executor.adapter import random_adapter
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.generate import Options, Session
-from fsm_spec.executor.models.config import ModelConfig
+from fsm_spec.executor.models.config import Experts, ModelConfig
 from fsm_spec.executor.models.load import load_model
 from fsm_spec.executor.models.random import random_weights, tiny_config
 from fsm_spec.executor.models.rows import RowBatch
@@ -73,7 +73,11 @@ def run_parts(parts: list[Transformer], rows: RowBatch) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("size", "changes", "gated"),
-    [(2, {}, False), (2, {"qkv_bias": True, "output_bias": True, "qk_norm": True}, True), (4, {}, True)],
+    [
+        (2, {}, False),
+        (2, {"qkv_bias": True, "output_bias": True, "qk_norm": True}, True),
+        (4, {"experts": Experts(4, 2, 32, normalised=True, layers=frozenset({1}))}, True),
+    ],
 )
 def test_parts_sum_to_the_whole(size: int, changes: dict[str, Any], gated: bool) -> None:  # noqa: FBT001 -- a case's
     """A head, a bias or an adapter that is cut wrongly, or added twice, changes logits."""
@@ -108,6 +112,16 @@ def test_a_model_that_cannot_be_cut_is_refused(heads: int, kv_heads: int, size: 
     config = replace(tiny_config(heads=8, kv_heads=2), heads=heads, kv_heads=kv_heads, ffn=144)
     with pytest.raises(UserError, match=words):
         Split(0, size).config(config)
+
+
+def test_names_of_other_checkpoints_are_read() -> None:
+    """A checkpoint that calls its layers otherwise is cut the same way."""
+    config = tiny_config(heads=8, kv_heads=4)
+    weights, split = random_weights(config, 3), Split(1, 2)
+    other = {name.replace("model.", "encoder."): tensor for name, tensor in weights.items()}
+    part = SplitWeights(other, split, lambda name: name.replace("model.", "encoder."))
+    for name in weights:
+        assert torch.equal(SplitWeights(weights, split)[name], part[name])
 
 
 def test_draft_models_are_refused() -> None:

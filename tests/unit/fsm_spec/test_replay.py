@@ -123,6 +123,11 @@ CHANGES: dict[str, tuple[Callable[[Records], object], type[FsmSpecError], str]] 
         TraceDivergence,
         "the plan names request 7, which has not arrived",
     ),
+    "more shared pages than held ones": (
+        lambda records: records[place(records, "plan")]["plan"].update(shared=[[0, 4]]),
+        TraceDivergence,
+        "request 0 shares 4 pages of its 1",
+    ),
     "an argument left out": (
         lambda records: next(record for record in records if record.get("event") == "decode")["args"].clear(),
         TraceDivergence,
