@@ -26,7 +26,6 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    context: typer.Context,
     specs: Annotated[
         list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
     ],
@@ -45,12 +44,16 @@ def plan(
     hardware: Annotated[str, typer.Option(help="Accelerators, separated by commas.")],
     tp: Annotated[str, typer.Option("--tp", help="Accelerators a replica, separated by commas.")] = "1",
     arrivals: Annotated[
-        str, typer.Option(help="Kind of arrivals of a rate: poisson, constant, gamma:cv=CV, weibull:cv=CV.")
-    ] = "poisson",
+        str | None,
+        typer.Option(
+            help="Kind of arrivals of a rate: poisson (else taken), constant, gamma:cv=CV, weibull:cv=CV."
+        ),
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second to carry, for min-gpus.")] = None,
     users: Annotated[
-        str, typer.Option(help="Requests at once, for tiers and pareto, separated by commas.")
-    ] = "1,4,16,64",
+        str | None,
+        typer.Option(help="Requests at once, for tiers and pareto, separated by commas; else 1,4,16,64."),
+    ] = None,
     input_: Annotated[str, typer.Option("--input", help="Prompt tokens, as for simulate.")],
     output: Annotated[str, typer.Option(help="Output tokens, as for simulate.")],
     requests: Annotated[int | None, typer.Option(help="Requests of a run; 200 for a rate.")] = None,
@@ -99,8 +102,12 @@ def plan(
         Path | None, typer.Option(help="Write the policy file of the best tiers, for simulate and serve.")
     ] = None,
     seed: Annotated[int, typer.Option(help="First seed.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each load that is judged.")] = 3,
-    precision: Annotated[float, typer.Option(help="Share by which a rate may be too low.")] = 0.03,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds of each load that is judged; else 3.")
+    ] = None,
+    precision: Annotated[
+        float | None, typer.Option(help="Share by which a rate may be too low; else 0.03.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
     ray: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, or its address.")] = None,
     resume: Annotated[
@@ -115,8 +122,18 @@ def plan(
     from fsm_spec.simulator.plan_command import Asked, execute
 
     faults = Faults()
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+    optional = {
+        "arrivals": arrivals,
+        "rate": rate,
+        "users": users,
+        "vary": vary,
+        "price": price,
+        "policy_out": policy_out,
+        "seeds": seeds,
+        "precision": precision,
+        "csv": csv,
+        "parquet": parquet,
+    }
     execute(
         Asked(
             goal=goal.value,
@@ -124,18 +141,18 @@ def plan(
             slos=tuple(slo or ()),
             hardware=tuple(word.strip() for word in hardware.split(",")),
             tp=tp,
-            arrivals=arrivals,
+            arrivals=arrivals or "poisson",
             rate=rate,
-            users=users,
+            users=users or "1,4,16,64",
             accept=tuple(accept or ()),
             acceptance=tuple(acceptance or ()),
             drafter=tuple(drafter or ()),
             vary=tuple(vary or ()),
             price=price,
             policy_out=policy_out,
-            seeds=seeds,
-            precision=precision,
-            given=frozenset(given),
+            seeds=seeds or 3,
+            precision=0.03 if precision is None else precision,
+            given=frozenset(name for name, value in optional.items() if value is not None),
             base={
                 "model": model,
                 "input": input_,

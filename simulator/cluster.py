@@ -19,7 +19,7 @@ from fsm_spec.prefix_cache import refusal, usable
 from fsm_spec.simulator import places as p
 from fsm_spec.simulator.cluster_options import ClusterOptions, Failure
 from fsm_spec.simulator.metrics import AMOUNTS, LEVELS, UNSET, KvUse, RequestLog, Usage, summarise
-from fsm_spec.simulator.overload import Overload
+from fsm_spec.simulator.overload import Overload, saturation
 from fsm_spec.simulator.packed_run import FOREVER
 from fsm_spec.simulator.replica import Part, Replica
 from fsm_spec.simulator.scenario import Prepared
@@ -327,7 +327,8 @@ class Cluster:
             sum(each.run.recomputed_slots for each in self.replicas),
             self._usage(),
             exact=True,
-            verdicts=load.verdicts(),
+            verdicts=load.verdicts()
+            or saturation(timeline, pool.pages * self._most, self.prepared.policy.max_running * self._most),
             paid_s=paid / NS,
             most_replicas=self._most if self.options.split is None else len(self.replicas),
             hit_tokens=self.hit_tokens,

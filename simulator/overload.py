@@ -1,13 +1,22 @@
-"""Whether requests of an open loop arrive faster than they are served; a closed loop cannot be overloaded."""
+"""Whether requests of an open loop arrive faster than they are served, and what a run that is full is full of.
+
+A closed loop cannot be overloaded: its users wait. It can be saturated: more of them wait longer, and no more is done.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fsm_spec.simulator.timeline import Timeline
+
 # Load counts as too much when requests of the last third wait twice as long for admission as those of the first,
 # and more of them wait when the last one arrives than this many, and than this share of all.
 GROWTH, WAITING, SHARE = 2.0, 8, 0.02
+
+# A run counts as full of pages or places where they are taken to these shares on average while a request waits.
+PAGES_FULL, PLACES_FULL = 0.85, 0.9
+OVERLOADED = "overloaded"
 
 Integers = NDArray[np.int64]
 
@@ -44,8 +53,23 @@ class Overload:
         served = (count - behind) / span if span > 0 else 0.0
         rate = count / span if span > 0 else float("inf")
         message = (
-            f"overloaded: requests arrive at {rate:.3g}/s and are admitted at {served:.3g}/s; those of the last third"
+            f"{OVERLOADED}: requests arrive at {rate:.3g}/s and are admitted at {served:.3g}/s; those of the last third"
             f" wait {last:.3g} s for admission, those of the first {first:.3g} s; latencies grow with the length of the"
             f" run"
         )
         return (message,)
+
+
+def saturation(timeline: Timeline, pages: int, places: int) -> tuple[str, ...]:
+    """Say in words what requests wait for on average, pages of the pool or places to run; nothing where none does."""
+    waiting, running = timeline.mean("waiting"), timeline.mean("running")
+    if waiting < 1:
+        return ()
+    share = timeline.mean("pages") / pages
+    if running >= PLACES_FULL * places:
+        what = f"{running:.3g} of {places} places are taken; raise --max-running"
+    elif share >= PAGES_FULL:
+        what = f"{100 * share:.0f} % of the KV pages are taken; take more memory or a smaller --kv-dtype"
+    else:
+        return ()
+    return (f"saturated: {waiting:.3g} requests wait on average, and {what}, or send less",)

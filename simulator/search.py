@@ -11,6 +11,7 @@ import numpy as np
 from scipy import stats
 
 from fsm_spec.errors import UserError
+from fsm_spec.simulator.overload import OVERLOADED
 from fsm_spec.simulator.point import Result
 from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.slo import Slo
@@ -51,7 +52,8 @@ def judge(rate: float, results: Sequence[Result], slos: Sequence[Slo]) -> Judged
     if errors:
         return Judged(rate, "broken", {}, errors)
     intervals = {slo.name: interval([result[slo.name] for result in results]) for slo in slos}
-    if sum(bool(result["verdicts"]) for result in results) * 2 > len(results):
+    over = [any(said.startswith(OVERLOADED) for said in result["verdicts"]) for result in results]
+    if sum(over) * 2 > len(results):
         return Judged(rate, "broken", intervals, overloaded=True)
     verdict = "holds"
     for slo in slos:

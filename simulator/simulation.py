@@ -27,7 +27,7 @@ from fsm_spec.simulator.metrics import (
     Usage,
 )
 from fsm_spec.simulator.outcomes import Laws
-from fsm_spec.simulator.overload import Overload
+from fsm_spec.simulator.overload import Overload, saturation
 from fsm_spec.simulator.packed_run import PackedRun
 from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.sketch import MOST_EXACT
@@ -103,6 +103,7 @@ class Simulation:
         self.requests = requests
         self._most_kept = most_kept
         self.pool = pool
+        self._places = policy.max_running
         self.timeline = Timeline(LEVELS, AMOUNTS)
         self.replica: SteppedRun | PackedRun
         if stepwise or checked or trace is not None or rounds is not None:
@@ -162,5 +163,5 @@ class Simulation:
             self.replica.recomputed_slots,
             self.replica.usage(),
             tally.exact,
-            load.verdicts(),
+            load.verdicts() or saturation(self.timeline, self.pool.pages, self._places),
         )

@@ -211,7 +211,10 @@ def test_overload_is_said_in_words() -> None:
     assert 1 == len(heavy.verdicts)
     assert heavy.verdicts[0].startswith("overloaded: requests arrive at")
     assert () == simulate("ar", workload("poisson:5", 60)).verdicts
-    assert () == simulate("ar", workload("closed:60", 120), max_running=4).verdicts
+    assert () == simulate("ar", workload("closed:4", 12)).verdicts
+    (said,) = simulate("ar", workload("closed:60", 120), max_running=4).verdicts
+    assert said.startswith("saturated: ")
+    assert "of 4 places are taken; raise --max-running" in said
     assert () == Overload(np.zeros(2, np.int64), closed=False).verdicts()
 
 
