@@ -26,6 +26,14 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+class Device(StrEnum):
+    """Name where a model runs; `auto` takes a GPU where torch finds one."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("generate")(generate)
@@ -66,6 +74,16 @@ def generate(
     min_p: Annotated[float, typer.Option(help="Sample above this share of the best token's mass.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="Format of the weights.")] = Dtype.bfloat16,
+    device: Annotated[
+        Device, typer.Option(help="Where the model runs; auto takes a GPU where there is one.")
+    ] = Device.auto,
+    resident: Annotated[
+        bool,
+        typer.Option("--resident", help="On a CPU: keep requests in tensors and run rounds as a GPU does."),
+    ] = False,
+    require_graphs: Annotated[
+        bool, typer.Option("--require-graphs", help="Fail where a phase runs without a graph.")
+    ] = False,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")
     ] = None,
@@ -123,6 +141,9 @@ def generate(
             min_p=min_p,
             seed=seed,
             dtype=dtype.value,
+            device=device.value,
+            resident=resident,
+            require_graphs=require_graphs,
             stop=tuple(stop or ()),
             ignore_eos=ignore_eos,
             raw=raw,

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from fsm_spec.table import Table
 
 
+ONE_PROCESS = (
+    "requests that live on a device run in one process; leave out --tensor-parallel, or run with --device cpu and "
+    "without --resident"
+)
+
+
 @dataclass(frozen=True)
 class Run:
     """Hold the options of one `generate`."""
@@ -46,6 +52,9 @@ class Run:
     min_p: float
     seed: int
     dtype: str
+    device: str
+    resident: bool
+    require_graphs: bool
     stop: tuple[str, ...]
     ignore_eos: bool
     raw: bool
@@ -75,14 +84,26 @@ def execute(run: Run) -> None:
     if settings != run.settings:
         table = compile_table(loaded.spec, settings, line_of=loaded.line_of)
     table = tiers_of(table, policy).largest
-    require_attention(run.attention, "cpu", run.page_size)
     if run.tensor_parallel > 1:
         from fsm_spec.executor.tensor_parallel import refuse_drafters
 
         refuse_drafters(table)
     with _trace_file(run.trace) as trace_file:
+        from fsm_spec.executor.device.resident import resident_of
         from fsm_spec.executor.generate import Session, context_limit, pool_for, trace_header
 
+        resident = resident_of(
+            run.device,
+            resident=run.resident,
+            require_graphs=run.require_graphs,
+            attention=run.attention,
+            lines=1,
+        )
+        require_attention(
+            run.attention, "cpu" if resident is None else resident.place.device.type, run.page_size
+        )
+        if resident is not None and run.tensor_parallel > 1:
+            raise UserError(ONE_PROCESS)
         threads = default_threads() if run.threads is None else run.threads
         model = _load(run, table, threads)
         prompt = _encode(model, run)
@@ -103,7 +124,10 @@ def execute(run: Run) -> None:
             mask_id=run.mask_id,
             drafters=_drafters(run, table, model),
             trace=TraceWriter(records, head) if run.steps or trace_file else None,
+            resident=resident,
         )
+        with progress_bar() as progress:
+            capture_graphs(session, progress)
         number = session.add(prompt, _options(run))
         watch = _Watch(run, session, records, trace_file)
         ready = time.perf_counter()
@@ -117,6 +141,14 @@ def execute(run: Run) -> None:
         "threads": threads,
     }
     _report(run, table, model, session, result, measured)
+
+
+def capture_graphs(session: Session, progress: Progress) -> None:
+    """Capture all graphs before the first request comes, where requests live on a device that has them."""
+    from fsm_spec.executor.device.runner import DeviceRunner
+
+    if isinstance(session.runner, DeviceRunner) and session.runner.place.graphs:
+        session.runner.capture(progress)
 
 
 def _check_text(run: Run) -> None:

@@ -225,6 +225,7 @@ class Session:
         """Put another policy in force from the next iteration on; errors as in `Engine.switch`."""
         if self.resident is not None:
             _refuse_budget(policy)
+            self.resident.refuse_policy(policy, self.engine.policy, self.runner)
         self.engine.switch(policy)
         if isinstance(self.runner, Runner):
             self.runner.operators.rate = policy.rate

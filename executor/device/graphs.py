@@ -1,4 +1,4 @@
-"""Graphs by what they are of: phase, batch bucket, table and view of the weights.
+"""Graphs by what they are of: phase (or mail), batch bucket, table and view of the weights.
 
 A key that left one of these out would replay one phase for another, or old weights: each stands in it by name.
 """
@@ -8,17 +8,36 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from fsm_spec.errors import UserError
-from fsm_spec.executor.device.phase import Phase
 from fsm_spec.executor.device.place import Graph, Place
 from fsm_spec.executor.device.tape import CaptureRefused
 
 Progress = Callable[[str, int, int], None]
+
+
+class Work(Protocol):
+    """Be what a graph is of: a function of one tensor of some places, and of tensors that are always the same.
+
+    `digest` and `states` name it: those of a phase, or none and what it does.
+    """
+
+    @property
+    def digest(self) -> str:
+        """Give the digest of its table."""
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Name its states."""
+
+    def blank(self, size: int) -> Tensor:
+        """Give an input of so many places under which it changes nothing."""
+
+    def __call__(self, given: Tensor, /) -> list[Tensor]:
+        """Run."""
 
 
 class Key(NamedTuple):
@@ -37,26 +56,25 @@ def buckets(most: int) -> list[int]:
 
 
 class _Slot:
-    """Hold a phase at one batch size: the tensor that its lines are written to, and its graph if it has one."""
+    """Hold work at one batch size: the tensor that its input is written to, and its graph if it has one."""
 
-    def __init__(self, phase: Phase, lines: Tensor) -> None:
-        self.phase = phase
-        self.lines = lines
+    def __init__(self, work: Work, given: Tensor) -> None:
+        self.work = work
+        self.given = given
         self.graph: Graph | None = None
 
 
 class Graphs:
-    """Run phases by graphs where the device has them; `required` turns the fallback without a graph into an error.
+    """Run work by graphs where the device has them; `required` turns the fallback without a graph into an error.
 
     `view` gives the name of the weights' present view; a changed view makes new graphs, and old ones are dropped.
     """
 
     def __init__(
-        self, place: Place, sizes: list[int], padding: int, view: Callable[[], str], *, required: bool = False
+        self, place: Place, sizes: list[int], view: Callable[[], str], *, required: bool = False
     ) -> None:
         self.place = place
         self.sizes = sizes
-        self.padding = padding
         self.view = view
         self.required = required
         self._slots: dict[Key, _Slot] = {}
@@ -69,52 +87,51 @@ class Graphs:
         """Give the smallest batch size that holds so many requests."""
         return self.sizes[bisect_left(self.sizes, members)]
 
-    def capture_all(self, phases: Iterable[Phase], progress: Progress | None = None) -> None:
-        """Capture the graphs of phases at all batch sizes, largest first, so that smaller ones reuse its memory."""
-        wanted = [(phase, size) for phase in phases for size in reversed(self.sizes)]
-        for done, (phase, size) in enumerate(wanted):
+    def capture_all(self, works: Iterable[Work], progress: Progress | None = None) -> None:
+        """Capture the graphs of all work at all batch sizes, largest first, so that smaller ones reuse its memory."""
+        wanted = [(work, size) for work in works for size in reversed(self.sizes)]
+        for done, (work, size) in enumerate(wanted):
             if progress is not None:
                 progress("capturing graphs", done, len(wanted))
-            self._slot(phase, size)
+            self._slot(work, size)
         if progress is not None and wanted:
             progress("capturing graphs", len(wanted), len(wanted))
 
-    def run(self, phase: Phase, lines: Tensor) -> list[Tensor]:
-        """Run a phase for lines int64 [bucket]; what it gives stays valid until its next run."""
-        slot = self._slot(phase, len(lines))
-        slot.lines.copy_(lines)
+    def run(self, work: Work, given: Tensor) -> list[Tensor]:
+        """Run work on an input [bucket, ...]; what it gives stays valid until its next run."""
+        slot = self._slot(work, len(given))
+        slot.given.copy_(given)
         if slot.graph is None:
             self.eager += 1
-            return phase(slot.lines)
+            return work(slot.given)
         slot.graph.replay()
         self.replayed += 1
         return slot.graph.outputs
 
-    def _slot(self, phase: Phase, size: int) -> _Slot:
+    def _slot(self, work: Work, size: int) -> _Slot:
         view = self.view()
-        key = Key(phase.table.digest, phase.states, size, view)
+        key = Key(work.digest, work.states, size, view)
         slot = self._slots.get(key)
         if slot is None:
             # Graphs of another view read weights that are no longer in force.
             self._slots = {known: held for known, held in self._slots.items() if known.view == view}
-            lines = torch.full((size,), self.padding, dtype=torch.int64, device=self.place.device)
-            slot = self._slots[key] = _Slot(phase, lines)
+            slot = self._slots[key] = _Slot(work, work.blank(size))
             if self.place.graphs:
                 slot.graph = self._capture(slot)
         return slot
 
     def _capture(self, slot: _Slot) -> Graph | None:
-        """Capture a phase on padding alone, which changes nothing."""
-        phase = slot.phase
+        """Capture work on an input that changes nothing."""
+        work = slot.work
         try:
-            graph = self.place.capture(lambda: phase(slot.lines))
+            graph = self.place.capture(lambda: work(slot.given))
         except CaptureRefused as refused:
-            what = f"the phase {' + '.join(phase.states)} of {phase.table.name} has no graph: {refused}"
+            what = f"the phase {' + '.join(work.states)} has no graph: {refused}"
             if self.required:
                 raise UserError(f"{what}; run without --require-graphs") from None
-            if phase.states not in self._refused:
+            if work.states not in self._refused:
                 warnings.warn(f"{what}; it runs without one", stacklevel=2)
-                self._refused.add(phase.states)
+                self._refused.add(work.states)
             return None
         self.captured += 1
         return graph

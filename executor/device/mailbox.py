@@ -99,22 +99,39 @@ def _bits(value: float) -> int:
     return bits
 
 
-def open_mail(state: DeviceState, mail: Tensor) -> None:
-    """Follow the rows of a mailbox int64 [rows, width] on the device."""
-    lines, pages = mail[:, 0], mail[:, 1].int()
-    changed = torch.where(mail[:, 2] > 0, lines, state.dump)
-    begun = torch.where(mail[:, 3] > 0, lines, state.dump)
-    at = _HEADS
-    for values in state.columns.values():
-        values.index_copy_(0, changed, mail[:, at].int())
-        at += 1
-    for column in state.sampling:
-        numbers = mail[:, at].contiguous()
-        column.index_copy_(
-            0, begun, numbers.view(torch.float64) if column.dtype.is_floating_point else numbers
-        )
-        at += 1
-    state.stop_ids.index_copy_(0, begun, mail[:, at:].contiguous())
-    for tokens in state.tokens.values():
-        tokens.index_fill_(0, begun, EMPTY)
-    state.resize(lines, pages)
+class Opening:
+    """Open mail on the device: work that a graph can hold."""
+
+    digest = ""
+    states = ("mail",)
+
+    def __init__(self, state: DeviceState) -> None:
+        self.state = state
+
+    def blank(self, size: int) -> Tensor:
+        """Give mail about nobody."""
+        mail = torch.zeros(size, row_width(self.state), dtype=torch.int64, device=self.state.device)
+        mail[:, 0] = self.state.dump
+        return mail
+
+    def __call__(self, mail: Tensor) -> list[Tensor]:
+        """Follow the rows of a mailbox int64 [rows, width] on the device."""
+        state = self.state
+        lines, pages = mail[:, 0], mail[:, 1].int()
+        changed = torch.where(mail[:, 2] > 0, lines, state.dump)
+        begun = torch.where(mail[:, 3] > 0, lines, state.dump)
+        at = _HEADS
+        for values in state.columns.values():
+            values.index_copy_(0, changed, mail[:, at].int())
+            at += 1
+        for column in state.sampling:
+            numbers = mail[:, at].contiguous()
+            column.index_copy_(
+                0, begun, numbers.view(torch.float64) if column.dtype.is_floating_point else numbers
+            )
+            at += 1
+        state.stop_ids.index_copy_(0, begun, mail[:, at:].contiguous())
+        for tokens in state.tokens.values():
+            tokens.index_fill_(0, begun, EMPTY)
+        state.resize(lines, pages)
+        return []

@@ -44,6 +44,7 @@ class Machine:
     state: DeviceState
     mask_id: int
     vocabulary: int
+    attention: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Phase:
 
     def __init__(self, table: Table, states: Sequence[str], machine: Machine) -> None:
         self.table = table
+        self.digest = table.digest
         self.states = tuple(states)
         self.machine = machine
         self.device = machine.state.device
@@ -111,6 +113,11 @@ class Phase:
         return _Member(
             table.codes[name], form, transition, Form(name, args, table.column_names), tuple(reads)
         )
+
+    def blank(self, size: int) -> Tensor:
+        """Give a batch of nobody."""
+        padding = self.machine.state.padding
+        return torch.full((size,), padding, dtype=torch.int64, device=self.device)
 
     def __call__(self, lines: Tensor) -> list[Tensor]:
         """Run the lines of a batch, int64 [n]; give the packed results of each state."""
@@ -205,6 +212,7 @@ class Phase:
             logits_rows=(first + self.wanted).flatten(),
             page_size=state.sizes.page_size,
             adapter_rows=gated,
+            attention=self.machine.attention,
         )
 
     @staticmethod

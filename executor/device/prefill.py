@@ -107,6 +107,7 @@ class Prefill:
             mask=pack_mask((block[:, None] >= block)[None]),
             logits_rows=torch.arange(count - wanted, count, device=line.device),
             page_size=state.sizes.page_size,
+            attention=self.machine.attention,
         )
 
     def _prefill_drafter(self, name: str, chunk: Chunk, line: Tensor, hidden: Tensor | None) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from fsm_spec.engine import Engine
+from fsm_spec.errors import UserError
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.device.overlap import OverlappedEngine
 from fsm_spec.executor.device.phase import Machine
-from fsm_spec.executor.device.place import Place, require_bytes
+from fsm_spec.executor.device.place import Place, find_place, require_bytes
 from fsm_spec.executor.device.runner import DeviceRunner, refuse
 from fsm_spec.executor.device.state import DeviceState, Sizes
 from fsm_spec.executor.device.weights import Weights, bytes_of, to_device
@@ -18,21 +21,27 @@ from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.request import Request
+from fsm_spec.executor.runner import Runner
 from fsm_spec.policy import Policy, Pool, most_headroom
 from fsm_spec.table import Table
 from fsm_spec.tiers import Tiers
+
+# What is left of a device's memory is for graphs, activations and the state of requests.
+_KV_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Resident:
     """Say where a session runs resident; with `require_graphs` a phase without a graph is refused.
 
-    `fuse` is that of `weights.py:Weights`.
+    `fuse` is that of `weights.py:Weights`; `lines` bounds the requests at once where they are fewer than the policy's.
     """
 
     place: Place
     require_graphs: bool = False
     fuse: bool | None = None
+    lines: int | None = None
+    attention: str = "auto"
 
     def runner(
         self,
@@ -47,7 +56,8 @@ class Resident:
         place = self.place
         drafting = {name: DraftModel(each, None) for name, each in drafters.items()}
         capture = captured_layers(tiers.largest, drafting)
-        sizes = _sizes(tiers, policy, pool, model, drafters, len(capture))
+        lines = min(policy.max_running, self.lines or policy.max_running)
+        sizes = replace(_sizes(tiers, policy, pool, model, drafters, len(capture)), lines=lines)
         if place.device.type != "cpu":
             held = bytes_of((model, dict(drafters)))
             require_bytes(place, held, "the model", "use a smaller model, or --dtype bfloat16")
@@ -68,8 +78,14 @@ class Resident:
             state=DeviceState(tiers.largest, tiers.carry, sizes, place.device),
             mask_id=mask_id,
             vocabulary=model.config.vocab,
+            attention=self.attention,
         )
         return DeviceRunner(tiers, machine, required=self.require_graphs)
+
+    def spare_bytes(self, model: Transformer) -> int | None:
+        """Tell how much memory of the device KV may take beside a model; None where that is not known."""
+        free = self.place.spare_bytes()
+        return None if free is None else max(0, int((free - bytes_of(model)) * _KV_SHARE))
 
     @staticmethod
     def engine(policy: Policy) -> type[Engine]:
@@ -77,9 +93,42 @@ class Resident:
         return OverlappedEngine if policy.lag else Engine
 
     @staticmethod
+    def refuse_policy(policy: Policy, present: Policy, runner: Runner | DeviceRunner) -> None:
+        """Raise UserError for a policy that a running session cannot change to."""
+        if isinstance(runner, DeviceRunner) and policy.max_running > runner.state.sizes.lines:
+            raise UserError(
+                f"the policy lets {policy.max_running} requests run, and this run has lines for "
+                f"{runner.state.sizes.lines}; start with that policy, then switch to it"
+            )
+        if policy.lag != present.lag:
+            raise UserError("a host that plans ahead is chosen at the start; start with that policy's lag")
+
+    @staticmethod
     def refuse(request: Request) -> None:
         """Raise UserError for a request that the device cannot run alone."""
         refuse(request)
+
+
+def resident_of(
+    device: str, *, resident: bool, require_graphs: bool, attention: str = "auto", lines: int | None = None
+) -> Resident | None:
+    """Read `--device`, `--resident`, `--require-graphs` and `--attention`; None for the CPU's own runner.
+
+    `lines` bounds the requests at once. Raises UserError where the device cannot be used, and for graphs that nothing
+    would capture.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not resident:
+        if require_graphs:
+            raise UserError(
+                "--require-graphs: the CPU's own runner has no graphs; add --resident, which records them on tapes, "
+                "or run with --device cuda"
+            )
+        return None
+    return Resident(
+        find_place(device, graphs=require_graphs), require_graphs, lines=lines, attention=attention
+    )
 
 
 def _sizes(

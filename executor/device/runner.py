@@ -20,7 +20,7 @@ from fsm_spec.engine import Args, Chunk, Launch
 from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.executor.device.graphs import Graphs, Progress, buckets
 from fsm_spec.executor.device.levels import levels_of
-from fsm_spec.executor.device.mailbox import Mailbox, open_mail, require_room, row_width
+from fsm_spec.executor.device.mailbox import Mailbox, Opening, require_room, row_width
 from fsm_spec.executor.device.phase import Machine, Phase
 from fsm_spec.executor.device.prefill import Prefill
 from fsm_spec.executor.device.results import Form, Results
@@ -77,10 +77,9 @@ class DeviceRunner:
         self.requests: dict[int, Request] = {}
         self.forwards = 0
         lines = self.state.sizes.lines
-        self.graphs = Graphs(
-            machine.place, buckets(lines), self.state.padding, machine.weights.view, required=required
-        )
+        self.graphs = Graphs(machine.place, buckets(lines), machine.weights.view, required=required)
         self._mail = Mailbox()
+        self._opening = Opening(self.state)
         self._lines: dict[int, int] = {}
         self._free = list(range(lines - 1, -1, -1))
         self._pages: dict[int, int] = {}
@@ -102,7 +101,7 @@ class DeviceRunner:
     def capture(self, progress: Progress | None = None) -> None:
         """Capture the graphs of all phases of all tiers; raises UserError where one is required and refused."""
         with torch.inference_mode():
-            self.graphs.capture_all(self.phases(), progress)
+            self.graphs.capture_all([self._opening, *self.phases()], progress)
 
     def phases(self) -> list[Phase]:
         """List the phases of all tiers: each state alone, and those of the target that a launch may meet together."""
@@ -262,7 +261,7 @@ class DeviceRunner:
         sent = self.place.upload(np.concatenate(parts))
         pieces = list(sent.split([len(part) for part in parts]))
         if rows:
-            open_mail(self.state, pieces[0].view(rows, row_width(self.state)))
+            self.graphs.run(self._opening, pieces[0].view(rows, row_width(self.state)))
         for line, text in zip(self._admitted, pieces[1 : 1 + len(texts)], strict=True):
             self.state.text[line, : len(text)].copy_(text)
         assert self.prefill is not None

@@ -70,3 +70,5 @@ class FixedRows:
     page_size: int
     adapter_rows: torch.Tensor | None = None
     """[n * R] bool, the rows that run with adapter weights; None runs all rows on base weights"""
+    attention: str = "auto"
+    """the backend of attention (`kernels/backends.py`)"""

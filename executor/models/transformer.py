@@ -27,8 +27,8 @@ from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.weights import Layer, Norm, WeightReader, wide_dtype
 from fsm_spec.kernels.adapter import add_low_rank
 from fsm_spec.kernels.attention import AttentionGroup, attend, plan_attention
+from fsm_spec.kernels.backends import BACKENDS
 from fsm_spec.kernels.fixed.adapter import gated_linear
-from fsm_spec.kernels.fixed.attention import paged_attention
 from fsm_spec.kernels.fixed.cache import kv_append
 
 Tensor = torch.Tensor
@@ -103,7 +103,7 @@ class FixedPass:
         """Attend queries through block tables."""
         rows = self.rows
         blocks = query.to(cache.dtype).unflatten(0, tuple(rows.slots.shape))
-        seen: Tensor = paged_attention(
+        seen: Tensor = BACKENDS[rows.attention](
             blocks, cache, rows.block_table, rows.context, rows.block_slots, rows.mask, rows.page_size
         )
         return seen.flatten(2).flatten(0, 1)

@@ -9,7 +9,7 @@ import typer
 
 from fsm_spec.cli_spec import Settings, settings_of
 from fsm_spec.executor.attention_option import Attention
-from fsm_spec.executor.cli import DEFAULT_MODEL, Dtype
+from fsm_spec.executor.cli import DEFAULT_MODEL, Device, Dtype
 from fsm_spec.executor.draft_option import draft_places
 from fsm_spec.executor.threads import MOST_THREADS
 
@@ -77,6 +77,26 @@ def serve(
             rich_help_panel=_MODEL,
         ),
     ] = Dtype.float32,
+    device: Annotated[
+        Device,
+        typer.Option(
+            help="Where the model runs; auto takes a GPU where there is one.", rich_help_panel=_MODEL
+        ),
+    ] = Device.auto,
+    resident: Annotated[
+        bool,
+        typer.Option(
+            "--resident",
+            help="On a CPU: keep requests in tensors and run rounds as a GPU does.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = False,
+    require_graphs: Annotated[
+        bool,
+        typer.Option(
+            "--require-graphs", help="Fail where a phase runs without a graph.", rich_help_panel=_MODEL
+        ),
+    ] = False,
     settings: Settings = None,
     policy: Annotated[
         str, typer.Option(help="holdback, reserve, preempt, or a policy file.", rich_help_panel=_MODEL)
@@ -186,6 +206,9 @@ def serve(
             adapter=adapter,
             mask_id=mask_id,
             dtype=dtype.value,
+            device=device.value,
+            resident=resident,
+            require_graphs=require_graphs,
             params=settings_of(settings),
             policy=policy,
             pages=pages,

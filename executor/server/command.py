@@ -14,7 +14,7 @@ from fsm_spec.check import PROVED, REFUTED, check
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.attention_option import require_attention
-from fsm_spec.executor.command import progress_bar
+from fsm_spec.executor.command import ONE_PROCESS, capture_graphs, progress_bar
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import Loaded, load
@@ -25,7 +25,7 @@ from fsm_spec.table import Table
 if TYPE_CHECKING:
     import uvicorn
 
-    from fsm_spec.executor.models.config import ModelConfig
+    from fsm_spec.executor.device.resident import Resident
     from fsm_spec.executor.models.drafter import Drafter
     from fsm_spec.executor.models.load import LoadedModel
     from fsm_spec.executor.server.app import Server
@@ -61,15 +61,29 @@ class Serving:
     # None: where the spec allows it.
     prefix_cache: bool | None = None
     tensor_parallel: int = 1
+    device: str = "cpu"
+    resident: bool = False
+    require_graphs: bool = False
 
 
 def execute(run: Serving, settings: dict[str, Any]) -> None:
     """Serve until SIGTERM or SIGINT; what can be refused before the model loads is refused before."""
     loaded = load(run.spec)
     chosen_policy(run)
-    require_attention(run.attention, "cpu", run.page_size)
+    chosen_device(run)
     server = build(run, settings, loaded, judge(loaded, run.params, unproved=run.unproved))
     _serve(server, run)
+
+
+def chosen_device(run: Serving) -> Resident | None:
+    """Give where requests live resident, if they do; raises UserError for a device or attention that cannot run."""
+    from fsm_spec.executor.device.resident import resident_of
+
+    resident = resident_of(
+        run.device, resident=run.resident, require_graphs=run.require_graphs, attention=run.attention
+    )
+    require_attention(run.attention, "cpu" if resident is None else resident.place.device.type, run.page_size)
+    return resident
 
 
 def chosen_policy(run: Serving) -> Policy:
@@ -115,10 +129,13 @@ def build(
     if table.contract is None:
         raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
     policy = chosen_policy(run)
+    resident = chosen_device(run)
     if run.tensor_parallel > 1:
         from fsm_spec.executor.tensor_parallel import refuse_drafters
 
         refuse_drafters(table)
+        if resident is not None:
+            raise UserError(ONE_PROCESS)
     model = model or _load(run, table)
     params = trained_settings(loaded.spec, run.params, policy, model.config.block_size)
     if params != run.params:
@@ -126,7 +143,7 @@ def build(
     if drafters is None:
         drafters = load_drafters(table, run.drafters, model)
     longest = min(run.max_model_len or model.config.context, model.config.context)
-    pool = _pool(run, table, model.config, longest)
+    pool = _pool(run, table, model, longest, resident)
     session = Session(
         table,
         model.transformer,
@@ -135,8 +152,13 @@ def build(
         policy=policy,
         mask_id=run.mask_id,
         drafters=drafters,
-        prefix_cache=not refusal(table) if run.prefix_cache is None else run.prefix_cache,
+        prefix_cache=resident is None and not refusal(table)
+        if run.prefix_cache is None
+        else run.prefix_cache,
+        resident=resident,
     )
+    with progress_bar() as progress:
+        capture_graphs(session, progress)
     facts = {
         "prefix_cache": session.prefixes is not None,
         "table": table.digest,
@@ -180,16 +202,20 @@ def _load(run: Serving, table: Table) -> LoadedModel:
         return load_model(run.model, dtype, progress, adapter=run.adapter, gated=table.gated)
 
 
-def _pool(run: Serving, table: Table, config: ModelConfig, longest: int) -> Pool:
+def _pool(run: Serving, table: Table, model: LoadedModel, longest: int, resident: Resident | None) -> Pool:
     """Size the KV pool: what is given, else a share of the free memory, but at least one longest request."""
     if run.pages is not None:
         return Pool(run.pages, run.page_size)
     least = longest_pages(table, Pool(0, run.page_size), longest - 1, 1)
-    # Each process holds its heads of every page, and all of them share the memory.
-    bytes_a_page = (
-        run.page_size * config.layers * 2 * config.kv_heads * config.head_dim * 4 * run.tensor_parallel
-    )
+    config = model.config
+    slot = config.layers * 2 * config.kv_heads * config.head_dim
+    spare = None if resident is None else resident.spare_bytes(model.transformer)
+    if spare is not None:
+        slot *= model.transformer.dtype.itemsize
+        return Pool(max(least, spare // (run.page_size * slot)), run.page_size)
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    # Each process holds its heads of every page, and all of them share the memory.
+    bytes_a_page = run.page_size * slot * 4 * run.tensor_parallel
     return Pool(max(least, min(free // _SHARE, _MOST_KV) // bytes_a_page), run.page_size)
 
 

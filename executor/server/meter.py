@@ -82,7 +82,8 @@ class Meter:
     def stops(
         self, event: str, requests: NDArray[np.int64], columns: Columns, args: Args
     ) -> NDArray[np.int32]:
-        """Pass on."""
+        """Pass on; what was counted is noted here too, as a host that plans ahead launches past this backend."""
+        self._args[event] = args
         return self.backend.stops(event, requests, columns, args)
 
     def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:

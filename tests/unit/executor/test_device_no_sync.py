@@ -16,7 +16,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.engine import Chunk
 from fsm_spec.executor.adapter import random_adapter
 from fsm_spec.executor.device import resident
-from fsm_spec.executor.device.mailbox import open_mail, row_width
+from fsm_spec.executor.device.mailbox import Opening
 from fsm_spec.executor.device.place import CpuPlace
 from fsm_spec.executor.device.resident import Resident
 from fsm_spec.executor.device.weights import moved
@@ -74,8 +74,8 @@ def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch)
             tiers_of(table, policy), model, drafters, Pool(20, 8), policy, mask_id=47
         )
         lines = torch.empty(LINES, dtype=torch.int64, device="cuda")
-        mail = torch.empty(LINES, row_width(runner.state), dtype=torch.int64, device="cuda")
-        open_mail(runner.state, mail)
+        opening = Opening(runner.state)
+        opening(opening.blank(LINES))
         for phase in runner.phases():
             packed = phase(lines)
             assert [LINES] * len(packed) == [len(each) for each in packed]
