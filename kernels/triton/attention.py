@@ -14,6 +14,9 @@ a graph captured once serves every length.
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -30,6 +33,10 @@ WORD = tl.constexpr(32)
 # A part shorter than this costs more to merge than it gains.
 SHORTEST_PART = 128
 MOST_PARTS = 64
+# Programs that a multiprocessor holds at once, by their shared memory; and what merging adds to a launch's time, flat
+# and by the part. Estimates: no GPU has been measured.
+RESIDENT = 3
+MERGE_COST, PART_COST = 0.05, 0.02
 # Of a step's K and of its V. Two steps of both are in flight, which takes 64 KB of shared memory.
 TILE_BYTES = 1 << 14
 # Lines times head_dim, and lines times slots, of a program.
@@ -57,7 +64,8 @@ def _score(lines, keys, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
     return tl.dot(lines, tl.trans(keys), input_precision=PRECISION) * LOG2_E
 
 
-@triton.jit
+# Numbers that differ between buckets of one launch are no reason to compile anew.
+@triton.jit(do_not_specialize=["rows", "pages", "block", "parts"])
 def attend_part(
     query,
     cache,
@@ -74,6 +82,7 @@ def attend_part(
     rows,
     pages,
     block,
+    parts,
     KV_HEADS: tl.constexpr,
     SHARE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -81,11 +90,11 @@ def attend_part(
     PAGE: tl.constexpr,
     LINES: tl.constexpr,
     SLOTS: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLIT: tl.constexpr,
     UPCAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Attend LINES lines of one request and KV head over one of PARTS parts; grid (tiles, n * KV_HEADS, PARTS)."""
+    """Attend LINES lines of one request and KV head over one of the parts; grid (tiles, n * KV_HEADS, parts)."""
     request = tl.program_id(1) // KV_HEADS
     kv_head = tl.program_id(1) % KV_HEADS
     part = tl.program_id(2)
@@ -107,7 +116,7 @@ def attend_part(
     kv = cache + kv_head * HEAD_DIM + dims
 
     length = tl.load(context + request)
-    stretch = tl.cdiv(tl.cdiv(length, PARTS), SLOTS) * SLOTS
+    stretch = tl.cdiv(tl.cdiv(length, parts), SLOTS) * SLOTS
     start = part * stretch
     stop = tl.minimum(start + stretch, length)
     # The page numbers of a step are loaded a step ahead: what K and V wait for is then no load of the same step, and
@@ -146,41 +155,41 @@ def attend_part(
     sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     where = (request * rows + row) * (KV_HEADS * SHARE) + head
     store = live[:, None] & inside[None, :]
-    if PARTS == 1:
+    if not SPLIT:
         tl.store(
             out + where.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :],
             sums.to(out.dtype.element_ty),
             mask=store,
         )
     else:
-        where = where.to(tl.int64) * PARTS + part
+        where = where.to(tl.int64) * parts + part
         tl.store(part_out + where[:, None] * HEAD_DIM + dims[None, :], sums, mask=store)
         weight = highest + tl.log2(tl.where(total == 0.0, 1.0, total))
         weight = tl.where(total == 0.0, float("-inf"), weight)
         tl.store(part_weight + where, weight, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def merge_parts(
     part_out,
     part_weight,
     out,
+    parts,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """Weigh the PARTS means of one row and head by their shares of the softmax; grid (n * R * heads). WIDTH pads PARTS.
+    """Weigh the means of one row and head by their shares of the softmax; grid (n * R * heads). WIDTH pads `parts`.
 
-    Floor: PARTS * (head_dim + 1) float32 read a row and head, head_dim elements written.
+    Floor: parts * (head_dim + 1) float32 read a row and head, head_dim elements written.
     """
     where = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, WIDTH)
     dims = tl.arange(0, DIM)
-    weight = tl.load(part_weight + where * PARTS + part, mask=part < PARTS, other=float("-inf"))
+    weight = tl.load(part_weight + where * parts + part, mask=part < parts, other=float("-inf"))
     share = tl.exp2(weight - tl.maximum(tl.max(weight, 0), LOWEST))
-    place = part_out + (where * PARTS + part)[:, None] * HEAD_DIM + dims[None, :]
-    means = tl.load(place, mask=(part < PARTS)[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+    place = part_out + (where * parts + part)[:, None] * HEAD_DIM + dims[None, :]
+    means = tl.load(place, mask=(part < parts)[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
     total = tl.sum(share, 0)
     mean = tl.sum(means * share[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + where * HEAD_DIM + dims, mean.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
@@ -233,6 +242,7 @@ def paged_attention(
         rows,
         block_table.shape[1],
         block_slots.shape[1],
+        parts,
         KV_HEADS=kv_heads,
         SHARE=share,
         HEAD_DIM=head_dim,
@@ -240,7 +250,7 @@ def paged_attention(
         PAGE=page_size,
         LINES=lines,
         SLOTS=slots,
-        PARTS=parts,
+        SPLIT=parts > 1,
         UPCAST=upcasts(query),
         PRECISION=precision(query),
         num_warps=warps,
@@ -248,13 +258,7 @@ def paged_attention(
     )
     if parts > 1:
         merge_parts[(requests * rows * heads,)](
-            part_out,
-            part_weight,
-            out,
-            HEAD_DIM=head_dim,
-            DIM=dim,
-            PARTS=parts,
-            WIDTH=triton.next_power_of_2(parts),
+            part_out, part_weight, out, parts, HEAD_DIM=head_dim, DIM=dim, WIDTH=triton.next_power_of_2(parts)
         )
     return out
 
@@ -270,19 +274,24 @@ def tiles(lines: int, head_dim: int, element_bytes: int) -> tuple[int, int, int,
     return tall, min(max(slots, 16), 128, MOST_SCORES // tall), 8 if tall == 64 or wide else 4, 3
 
 
+@lru_cache
 def choose_parts(programs: int, most_slots: int, processors: int) -> int:
-    """Choose into how many parts prefixes are cut, from shapes alone: enough programs for two on each processor."""
-    wanted = -(-2 * processors // programs)
-    return max(1, min(wanted, most_slots // SHORTEST_PART, MOST_PARTS))
+    """Choose into how many parts prefixes are cut, from shapes alone, so that programs fill the device evenly."""
+    at_once = RESIDENT * processors
+
+    def cost(parts: int) -> float:
+        rounds = programs * parts / at_once
+        return math.ceil(rounds) / rounds + (MERGE_COST + PART_COST * parts if parts > 1 else 0)
+
+    most = max(1, min(most_slots // SHORTEST_PART, MOST_PARTS))
+    return min(range(1, most + 1), key=cost)
 
 
-_TYPES = (
-    "*{0}:16 *{0}:16 *i32:16 *i32:16 *i32:16 *i32:16 *{0}:16 *fp32:16 *fp32:16 i32:16 i32:16 i32 i32 i32 i32"
-)
+_TYPES = "*{0}:16 *{0}:16 *i32:16 *i32:16 *i32:16 *i32:16 *{0}:16 *fp32:16 *fp32:16 i32:16 i32:16 i32 i32 i32 i32 i32"
 
 
 def _form(
-    name: str, element: str, rows: int, kv_heads: int, share: int, head_dim: int, parts: int
+    name: str, element: str, rows: int, kv_heads: int, share: int, head_dim: int, *, split: bool
 ) -> Specialisation:
     """Describe `attend_part` as `paged_attention` would launch it, on pages of 16 slots."""
     lines, slots, warps, stages = tiles(rows * share, head_dim, 4 if element == "fp32" else 2)
@@ -294,7 +303,7 @@ def _form(
         "PAGE": 16,
         "LINES": lines,
         "SLOTS": slots,
-        "PARTS": parts,
+        "SPLIT": split,
         "UPCAST": False,
         "PRECISION": "tf32x3",
     }
@@ -303,21 +312,21 @@ def _form(
 
 # Heads are those of Llama-3.1-8B (8 KV heads for 32), SmolLM2-135M (3 for 9) and Qwen3-0.6B (8 for 16).
 SPECIALISATIONS = (
-    _form("1 row, bf16, 128", "bf16", 1, 8, 4, 128, 8),
-    _form("8 rows, bf16, 128", "bf16", 8, 8, 4, 128, 8),
-    _form("chunk, bf16, 128", "bf16", 512, 8, 4, 128, 1),
-    _form("8 rows, fp16, 128", "fp16", 8, 8, 2, 128, 4),
-    _form("8 rows, bf16, 64", "bf16", 8, 3, 3, 64, 16),
-    _form("chunk, bf16, 64", "bf16", 512, 3, 3, 64, 1),
-    _form("8 rows, bf16, 80", "bf16", 8, 32, 1, 80, 2),
-    _form("1 row, bf16, 256", "bf16", 1, 4, 4, 256, 8),
-    _form("chunk, bf16, 256", "bf16", 512, 4, 4, 256, 1),
-    _form("8 rows, fp32, 128", "fp32", 8, 8, 4, 128, 8),
-    _form("8 rows, fp32, 64", "fp32", 8, 3, 3, 64, 1),
+    _form("1 row, bf16, 128", "bf16", 1, 8, 4, 128, split=True),
+    _form("8 rows, bf16, 128", "bf16", 8, 8, 4, 128, split=True),
+    _form("chunk, bf16, 128", "bf16", 512, 8, 4, 128, split=False),
+    _form("8 rows, fp16, 128", "fp16", 8, 8, 2, 128, split=True),
+    _form("8 rows, bf16, 64", "bf16", 8, 3, 3, 64, split=True),
+    _form("chunk, bf16, 64", "bf16", 512, 3, 3, 64, split=False),
+    _form("8 rows, bf16, 80", "bf16", 8, 32, 1, 80, split=True),
+    _form("1 row, bf16, 256", "bf16", 1, 4, 4, 256, split=True),
+    _form("chunk, bf16, 256", "bf16", 512, 4, 4, 256, split=False),
+    _form("8 rows, fp32, 128", "fp32", 8, 8, 4, 128, split=True),
+    _form("8 rows, fp32, 64", "fp32", 8, 3, 3, 64, split=False),
     Specialisation(
         "64 parts, 128",
         merge_parts,
-        "*fp32:16 *fp32:16 *bf16:16",
-        {"HEAD_DIM": 128, "DIM": 128, "PARTS": 64, "WIDTH": 64},
+        "*fp32:16 *fp32:16 *bf16:16 i32",
+        {"HEAD_DIM": 128, "DIM": 128, "WIDTH": 64},
     ),
 )

@@ -51,7 +51,9 @@ def test_queries_may_be_part_of_a_fused_product() -> None:
     case = build(Shape((2, 2), (5, 3), 2, 0, 4, 1, 2, 16, "causal", 3))
     query, cache, table, context, slots, mask, page = case.arguments
     fused = torch.cat((query, torch.full_like(query, torch.nan)), 2)
-    found = paged_attention(fused[:, :, :2], cache, table, context, slots, mask[:1], page)
+    # Behind the one mask stands another, which hides all.
+    alone = torch.cat((mask[:1], torch.zeros_like(mask)))[:1]
+    found = paged_attention(fused[:, :, :2], cache, table, context, slots, alone, page)
     torch.testing.assert_close(found.double(), case.expected, rtol=1e-5, atol=1e-5)
 
 
@@ -66,10 +68,13 @@ def test_pages_of_other_sizes_are_refused() -> None:
 
 def test_parts_follow_from_shapes() -> None:
     """Few programs leave most of a device idle; parts that are too short cost more than they gain."""
-    assert 1 == choose_parts(programs=264, most_slots=8192, processors=132)
-    assert 33 == choose_parts(programs=8, most_slots=8192, processors=132)
+    assert 1 == choose_parts(programs=396, most_slots=8192, processors=132)
+    assert 6 == choose_parts(programs=64, most_slots=8192, processors=132)
+    assert 49 == choose_parts(programs=8, most_slots=8192, processors=132)
     assert 4 == choose_parts(programs=8, most_slots=600, processors=132)
     assert 1 == choose_parts(programs=1, most_slots=16, processors=132)
+    # A second round of programs that fills a third of the device takes as long as a full one.
+    assert 3 == choose_parts(programs=512, most_slots=8192, processors=132)
 
 
 def test_tiles_follow_the_head_size() -> None:
