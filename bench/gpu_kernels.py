@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from gpu_operators import operator_cases
 from gpu_timing import Call, copy_gb_s, product_tflop_s, time_us, why_not
 from record import write_result
 from rich.console import Console
@@ -183,6 +184,12 @@ def adapter_case(rows: int) -> Case:
     )
 
 
+def drawing_cases() -> Iterator[Case]:
+    """Yield the operators over logits."""
+    for case in operator_cases():
+        yield Case(case.kernel, case.shape, case.calls, case.bytes, rivals=case.rivals)
+
+
 def _one(shape: tuple[int, int, int]) -> Iterator[Case]:
     yield attention_case(*shape)
 
@@ -192,6 +199,7 @@ def all_cases() -> Iterator[Callable[[], Iterator[Case]]]:
     for shape in ATTENTION:
         yield partial(_one, shape)
     yield row_cases
+    yield drawing_cases
 
 
 def measure(case: Case, copy_gb: float, tflop: float) -> dict[str, Any]:

@@ -30,8 +30,6 @@ from fsm_spec.kernels.triton.randomness import uniform
 from fsm_spec.kernels.triton.scores import BLOCK as BLOCK_OF_ROWS
 from fsm_spec.kernels.triton.scores import WARPS, Statistics, best_of, loaded, temperature_of
 
-# 16 warps leave the end of a request 64 registers on sm_90, and a spill.
-END_WARPS = 8
 # Purposes of draws, as `kernels/randomness.py` numbers them.
 TARGET, ACCEPT, RESIDUAL = tl.constexpr(1), tl.constexpr(3), tl.constexpr(4)
 
@@ -149,11 +147,15 @@ def left_over(
     BITS: tl.constexpr,
     REAL: tl.constexpr,
 ):
-    """Return a block of the residual law, not normalised -> (ids, max(0, p - q))."""
+    """Return a block of what is left after a rejected draft -> (ids, max(0, p - q)), p = mass / total.
+
+    Where no draft was rejected, `rejected` is -1 and it is the law itself.
+    """
     ids, mass = weights(row, start, width, exclude, heat, top, kth, least, low, limit, BLOCK, BITS, REAL)
     p = mass / total
     if HAS_Q:
-        return ids, tl.maximum(p - tl.load(q_row + ids, mask=ids < width, other=0.0).to(REAL), 0.0)
+        proposed = tl.load(q_row + ids, mask=(ids < width) & (rejected >= 0), other=0.0).to(REAL)
+        return ids, tl.maximum(p - proposed, 0.0)
     return ids, tl.where(ids == rejected, 0.0, p)
 
 
@@ -202,14 +204,13 @@ def end_requests(
         heat = temperature_of(temperature, request, REAL)
         top, kth, least, low, limit, found = stored_law(reals, keys, masses, at, BLOCKS, BITS)
         seed, position = tl.load(seeds + request), tl.load(positions + at)
-        cut = (end < live) & (RULE == "rejection")
-        purpose = tl.where(cut, RESIDUAL, TARGET)
-        share = uniform(seed, position, purpose)
-        token = drawn(
-            row, width, exclude, heat, top, kth, least, low, limit, found, share, BLOCK, BLOCKS, BITS, REAL
-        )
+        purpose = TARGET
+        rejected = -1
+        q_row = q
+        total = tl.full([], 1.0, REAL)
         if RULE == "rejection":
-            if cut:
+            if end < live:
+                purpose = RESIDUAL
                 behind = request * (rows_each - 1) + end
                 rejected = tl.load(drafts + behind).to(tl.int32)
                 q_row = q + behind.to(tl.int64) * width
@@ -222,13 +223,18 @@ def end_requests(
                         HAS_Q, BLOCK, BITS, REAL,
                     )  # fmt: skip
                     sums = tl.where(blocks == start // BLOCK, tl.sum(mass.to(tl.float64), 0), sums)
-                if tl.sum(sums, 0) > 0.0:  # else p itself, which was drawn from above
-                    block, target = block_at(sums, share, BLOCKS)
-                    ids, mass = left_over(
-                        row, q_row, block * BLOCK, rejected, total, width, exclude, heat, top, kth, least, low,
-                        limit, HAS_Q, BLOCK, BITS, REAL,
-                    )  # fmt: skip
-                    token = token_at(ids, mass, target, width)
+                if tl.sum(sums, 0) > 0.0:
+                    found = sums
+                else:  # what is left has no mass: the correction is drawn from p
+                    rejected = -1
+                    total = tl.full([], 1.0, REAL)
+        share = uniform(seed, position, purpose)
+        block, target = block_at(found, share, BLOCKS)
+        ids, mass = left_over(
+            row, q_row, block * BLOCK, rejected, total, width, exclude, heat, top, kth, least, low, limit,
+            HAS_Q, BLOCK, BITS, REAL,
+        )  # fmt: skip
+        token = token_at(ids, mass, target, width)
     tl.store(accepted + request, end.to(tl.int64))
     tl.store(tokens + request, token.to(tl.int64))
 
@@ -265,7 +271,7 @@ def accept(
     end_requests[(n,)](
         flat, sampling.temperature, sampling.seeds, positions, drafts, count, proposed, stands, picks, *kept,
         accepted, tokens, found.stride, r, width, found.exclude,
-        ROWS=triton.next_power_of_2(r + 1), **{**options, "num_warps": END_WARPS},
+        ROWS=triton.next_power_of_2(r + 1), **options,
     )  # fmt: skip
     return accepted, tokens
 
@@ -295,7 +301,7 @@ SPECIALISATIONS = (
             end_requests,
             _ENDED,
             {"RULE": rule, "HAS_Q": True, "ROWS": 16, **_SHAPE},
-            warps=END_WARPS,
+            warps=WARPS,
         )
         for rule in ("rejection", "threshold")
     ),
