@@ -241,7 +241,7 @@ def _draw(world, states, cells, log, drawing, survival, starts, state):
                 log[p.DRAFTED, row] += most
                 log[p.ACCEPTED, row] += count
                 cells[p.ACCEPTED_NOW, i] = count
-                if most > 0:
+                if most > 0 and draw[p.VARIES]:
                     log[p.LAST, row] = p.AFTER_REJECTION if count < most else p.AFTER_ALL
 
 

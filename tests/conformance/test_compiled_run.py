@@ -188,7 +188,8 @@ def test_rows_that_are_not_kept_are_handed_on(monkeypatch: pytest.MonkeyPatch) -
         _ = passed.log
     assert kept.exact > passed.exact
     exact, close = kept.summary, passed.summary
-    assert replace(exact, ttft_ms=close.ttft_ms, tpot_ms=close.tpot_ms, e2e_ms=close.e2e_ms) == close
+    latencies = {name: getattr(close, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms", "per_token_ms")}
+    assert replace(exact, **latencies) == close
     for name in ("p50", "p90", "p95", "p99", "mean", "max"):
         for field in ("ttft_ms", "tpot_ms", "e2e_ms"):
             wanted, found = (getattr(getattr(summary, field), name) for summary in (exact, close))
