@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -144,11 +145,18 @@ def execute(run: Run) -> None:
 
 
 def capture_graphs(session: Session, progress: Progress) -> None:
-    """Capture all graphs before the first request comes, where requests live on a device that has them."""
+    """Capture all graphs before the first request comes, where requests live on a device that has them.
+
+    What runs without one is said on standard error.
+    """
     from fsm_spec.executor.device.runner import DeviceRunner
 
     if isinstance(session.runner, DeviceRunner) and session.runner.place.graphs:
-        session.runner.capture(progress)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            session.runner.capture(progress)
+        for each in said:
+            print(f"warning: {each.message}", file=sys.stderr)
 
 
 def _check_text(run: Run) -> None:

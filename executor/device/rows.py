@@ -17,7 +17,6 @@ from fsm_spec.executor.device.place import Place
 from fsm_spec.executor.device.scope import DeviceScope
 from fsm_spec.expression import Const, Expr
 from fsm_spec.kernels.fixed.noise import noise_ids
-from fsm_spec.kernels.unmask import MASKED
 from fsm_spec.plan import SegmentPlan
 
 
@@ -128,11 +127,8 @@ class RowForm:
         return Rows(live, live, ids, positions, slots, committed, block, mask)
 
     def _ids(self, scope: DeviceScope, positions: Tensor, nodes: Tensor | None) -> Tensor:
-        """Gather the input ids of all rows; what is no token, as on dead rows, becomes token 0."""
-        parts = [self._segment_ids(scope, segment, positions, nodes) for segment in self.plan.segments]
-        ids = torch.cat(parts, 1)
-        ids = torch.where(ids == MASKED, self.mask_id, ids)
-        return ids.clamp(0, self.vocabulary - 1)
+        """Gather the input ids of all rows; what is no token, as on dead rows, becomes one."""
+        return torch.cat([self._segment_ids(scope, each, positions, nodes) for each in self.plan.segments], 1)
 
     def _segment_ids(
         self, scope: DeviceScope, segment: SegmentPlan, positions: Tensor, nodes: Tensor | None
@@ -147,8 +143,8 @@ class RowForm:
             drawn: Tensor = noise_ids(seeds, where, NOISE_LOW, self.vocabulary)
             return drawn
         if nodes is not None:
-            return nodes
-        return scope.read(segment.source, segment.max_count)
+            return nodes.clamp(0, self.vocabulary - 1)
+        return scope.ids(segment.source, segment.max_count, self.vocabulary)
 
     def features(self, scope: DeviceScope) -> Tensor | None:
         """Give the hidden states beside the rows [n, R, width]; None where none are read."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from fsm_spec.executor.carry import CERTAIN, EMPTY, MASK, TEXT
 from fsm_spec.executor.device.state import DeviceState
 from fsm_spec.expression import Const, Expr
+from fsm_spec.kernels.fixed.gather import gather_ids
 from fsm_spec.kernels.tree import Tree
 from fsm_spec.kernels.unmask import MASKED
 from fsm_spec.piece import Piece
@@ -107,6 +108,14 @@ class DeviceScope:
         if name == TEXT:
             return self.state.text
         return self.state.tokens[name] if name in self.state.tokens else self.state.wide[name]
+
+    def ids(self, piece: Piece, length: int, vocabulary: int) -> Tensor:
+        """Read input ids [n, length] from a carry or the text; masks become the token that stands for them."""
+        start = self.numbers(piece.start or Const(0))
+        found: Tensor = gather_ids(
+            self._held(piece.name), self.lines, start, length, self.mask_id, vocabulary
+        )
+        return found
 
     def read(self, piece: Piece, length: int) -> Tensor:
         """Read the first `length` places of a piece, whatever it holds behind its end -> [n, length, ...]."""

@@ -22,6 +22,7 @@ from fsm_spec.executor.generate import Options, Result, Session, pool_for, trace
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.executor.server.meter import Meter
 from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.load import load
 from fsm_spec.policy import Plan, Policy, Pool
@@ -183,3 +184,22 @@ def test_tiers_run_each_round_under_the_table_of_its_size(lag: int, model: Trans
     found = run(table, model, Resident(CpuPlace()), policy=policy, texts=texts)
     assert [each.token_ids for each in expected.results] == [each.token_ids for each in found.results]
     assert 2 == len({record["plan"]["tier"] for record in found.records if "plan" in record})
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_server_counts_the_same(lag: int, model: Transformer) -> None:
+    """The meter between engine and runner sees every step, also where the host plans past it."""
+    table = table_of("isd")
+    counted = []
+    late = POLICY.model_copy(update={"lag": lag})
+    for resident, policy in ((None, POLICY), (Resident(CpuPlace()), late)):
+        session, _ = session_of(table, model, resident, policy, Pool(40, 4))
+        meter = Meter(table, session.engine.backend)
+        session.engine.backend = meter
+        for index, text in enumerate(prompts(3)):
+            session.add(text, Options(TOKENS, SAMPLING[index], 7 + index))
+        session.run()
+        counts = meter.take()
+        counted.append((counts.transitions, counts.rounds, counts.runs, counts.judged, counts.accepted))
+    assert counted[0] == counted[1]
+    assert counted[0][3] > 0
