@@ -9,15 +9,12 @@ compiled into that file.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-import pkgutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from record import write_result
@@ -42,16 +39,6 @@ class Line:
     compile_s: float
 
 
-def forms() -> Iterator[tuple[str, Any]]:
-    """Yield (name, form) of all that the kernel files list under SPECIALISATIONS."""
-    from fsm_spec.kernels import triton as kernels  # noqa: PLC0415 -- after the environment is judged
-
-    for info in pkgutil.iter_modules(kernels.__path__):
-        module = importlib.import_module(f"{kernels.__name__}.{info.name}")
-        for form in getattr(module, "SPECIALISATIONS", ()):
-            yield f"{form.kernel.__name__}: {form.name}", form
-
-
 def judge(line: Line, budgets: Budgets) -> list[str]:
     """Say what is over budget; a form without a budget is."""
     if line.error:
@@ -68,7 +55,7 @@ def judge(line: Line, budgets: Budgets) -> list[str]:
 
 def compile_all(only: list[str], targets: list[str]) -> Iterator[Line]:
     """Compile the forms whose name holds one of `only`, all if it is empty."""
-    from fsm_spec.kernels.triton.resources import compile_for  # noqa: PLC0415 -- as above
+    from fsm_spec.kernels.triton.resources import compile_for, forms  # noqa: PLC0415 -- after the environment is judged
 
     for name, form in forms():
         if only and not any(part in name for part in only):
@@ -144,7 +131,14 @@ def main() -> int:
     if whole:
         from triton import __version__  # noqa: PLC0415 -- as above
 
-        write_result("kernels", {"triton": __version__, "forms": [asdict(line) for line in lines]})
+        from fsm_spec.kernels.triton.resources import digest_of_sources  # noqa: PLC0415 -- as above
+
+        found = {
+            "triton": __version__,
+            "sources": digest_of_sources(),
+            "forms": [asdict(line) for line in lines],
+        }
+        write_result("kernels", found)
     return 1 if over else 0
 
 

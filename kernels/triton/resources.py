@@ -5,9 +5,13 @@ Works in a process without Triton's interpreter; no GPU and no driver are asked 
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import pkgutil
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +27,7 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+_FOLDER = Path(__file__).parent
 # ptxas and cuobjdump come with Triton's wheel.
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 # An AMD compute unit has 64 KB of shared memory, a third of what the others have.
@@ -42,6 +47,23 @@ class Resources:
     """Scalar registers spilled into vector registers (AMD)"""
     shared: int
     """Bytes of shared memory"""
+
+
+def forms() -> Iterator[tuple[str, Specialisation]]:
+    """Yield (name, form) of all that the kernel files list under SPECIALISATIONS."""
+    package = __name__.rpartition(".")[0]
+    for info in pkgutil.iter_modules([str(_FOLDER)]):
+        module = importlib.import_module(f"{package}.{info.name}")
+        for form in getattr(module, "SPECIALISATIONS", ()):
+            yield f"{form.kernel.__name__}: {form.name}", form
+
+
+def digest_of_sources() -> str:
+    """Say which kernels a report is about: a digest of the files that they are written in."""
+    whole = hashlib.sha256()
+    for path in sorted(_FOLDER.glob("*.py")):
+        whole.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return whole.hexdigest()
 
 
 def compile_for(form: Specialisation, target: str) -> Resources:
