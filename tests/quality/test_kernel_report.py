@@ -63,7 +63,7 @@ def test_every_form_has_a_budget_for_every_target(project: Path, kernels: Module
     """A kernel without a budget is found here, not only by the long run; a budget without a kernel says nothing."""
     from fsm_spec.kernels.triton.resources import TARGETS  # noqa: PLC0415 -- where Triton is installed
 
-    budgets = yaml.safe_load((project / "kernels" / "triton" / "budgets.yaml").read_text())
+    budgets = yaml.safe_load((project / "bench" / "kernel_budgets.yaml").read_text())
     listed = [(name, target) for name, _ in kernels.forms() for target in TARGETS]
     assert sorted((name, target) for name, kept in budgets.items() for target in kept) == sorted(listed)
 
