@@ -2,7 +2,7 @@
 
 Run: `scripts/kernel_report`, or for some of it `scripts/kernel_report --only attend_part --targets sm_90`.
 A run over everything writes bench/results/kernels.json. Exit code 1 where a kernel uses stack, spills vector
-registers, does not compile, or takes more than `kernels/triton/budgets.yaml` allows; `--accept` writes what was
+registers, does not compile, or takes more than `bench/kernel_budgets.yaml` allows; `--accept` writes what was
 compiled into that file.
 """
 
@@ -21,7 +21,7 @@ from record import write_result
 from rich.console import Console
 from rich.table import Table
 
-BUDGETS = Path(__file__).resolve().parent.parent / "kernels" / "triton" / "budgets.yaml"
+BUDGETS = Path(__file__).resolve().parent / "kernel_budgets.yaml"
 # Stack and vector spills go through memory in the inner loop: for them there is no budget but 0.
 BUDGETED = ("registers", "scalar_spills", "shared")
 Budgets = Mapping[str, Mapping[str, Mapping[str, int]]]
