@@ -142,7 +142,9 @@ def bounds(
     else:
         low = tl.full([], -(1 << (BITS - 1)), tl.int32)
     limit = width
-    if (top_k > 0) & (top_k < width - (exclude >= 0).to(tl.int32)):
+    # An argument of 1 is a constant to Triton, which has no type to convert.
+    excluded = tl.zeros([], tl.int32) + exclude
+    if (top_k > 0) & (top_k < width - (excluded >= 0).to(tl.int32)):
         least_key = search(row, width, exclude, heat, top, kth, top_k, False, BLOCK, BITS, REAL)
         kth = divided(logit_of(least_key, BITS, RAW).to(REAL), heat, REAL)
         total = total_mass(row, width, exclude, heat, top, kth, BLOCK, REAL)
