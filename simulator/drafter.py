@@ -42,7 +42,8 @@ class Drafter:
         return f"{self.layers}:{self.steps}:{self.rows}:{self.vocabulary}"
 
 
-# Layers of a draft model where none are given: what the published ones of its kind have.
+# Layers of a draft model where none are given, as published: DFlash and DSpark for Qwen3 (arXiv 2602.06036), EAGLE-3
+# (arXiv 2503.01840), and the MTP module of DeepSeek-V3 (arXiv 2412.19437, section 2.2).
 LAYERS: Final = {"context_head": 5, "feature_head": 1, "token_heads": 1}
 _MOST_STEPS: Final = 1_000
 

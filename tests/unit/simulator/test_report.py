@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from rich.console import Console
 
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.chart import Layer, range_chart, short, ticks, time_chart
-from fsm_spec.simulator.metrics import KvUse, RequestLog, new_timeline, summarise
+from fsm_spec.simulator.metrics import LEVELS, KvUse, RequestLog, new_timeline, summarise
 from fsm_spec.simulator.page import page, write_page
 from fsm_spec.simulator.report import Row, Scenario, print_report, titles
+from fsm_spec.simulator.timeline import Timeline
 
 VOID = {"meta", "br"}
 
@@ -68,6 +70,36 @@ def test_a_comparison_in_the_terminal() -> None:
     assert "acceptance none" in text
     assert "first[x]" in text
     assert re.search(r"drafts accepted\W+100\.0 %\W+-", text)
+
+
+def test_numbers_are_never_cut() -> None:
+    """More scenarios than fit beside each other go into several tables, whole; the best is sought over all."""
+    out = io.StringIO()
+    many = [scenario(f"an_algorithm_of_a_long_name_{index}") for index in range(5)]
+    print_report(Console(file=out, width=80, color_system=None), many)
+    text = out.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+    assert 3 == text.count("TPOT p50")
+
+
+def test_memory_states_and_tiers_have_tables() -> None:
+    """What takes the memory, where requests spend their time, and what each tier leaves empty."""
+    one = scenario("sketch")
+    kv = one.summary.kv
+    assert kv is not None
+    tier = {"mean_pages": 3.0, "mean_running": 1.5, "unused_share": 0.25}
+    more = replace(one.summary, kv=replace(kv, tiers={4: tier}))
+    known = replace(one, summary=more, memory={"weights": 3 * 2**30}, dwell_s={"draft": 1.0, "verify": 3.0})
+    text = printed([known])
+    for pattern in (r"weights\W+3\.00", r"verify\W+3\W+75\.0 %", r"4\W+3\W+1\.5\W+25\.0 %"):
+        assert re.search(pattern, text), pattern
+    html = page([known])
+    for words in ("What binds, over time", "memory of an accelerator goes", "Tier 4: 25.0 % of 3 pages"):
+        assert words in html
+    idle = Timeline(LEVELS, ("tokens",))
+    idle.close(1_000_000)
+    assert "What binds, over time" not in page([replace(one, timeline=idle)])
 
 
 class Structure(HTMLParser):
