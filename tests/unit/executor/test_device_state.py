@@ -104,7 +104,7 @@ def test_levels_hold_every_way_of_a_round(spec: str) -> None:
         if table.states[columns["state"]].name == "prefill":
             stop = {STOP: NO_STOP} if table.events["first"].emits else {}
             columns = oracle(table, columns, "first", stop).columns
-        for _ in range(3):
+        for _ in range(5):
             names, columns = random_round(table, columns, source)
             assert all(name in level for name, level in zip(names, levels, strict=False))
             longest = max(longest, len(names))
