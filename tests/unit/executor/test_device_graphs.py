@@ -84,7 +84,7 @@ def outputs(session: Session) -> list[list[int]]:
     return [session.result(number).token_ids for number in sorted(session._streams)]
 
 
-@pytest.mark.parametrize("spec", ["ar", "isd", "draft_lm", "sdar", "uno_tree", "ngram"])
+@pytest.mark.parametrize("spec", ["isd", "draft_lm", "sdar", "uno_tree"])
 def test_a_replay_is_the_call_bit_for_bit(spec: str, model: Transformer) -> None:
     """Every tensor is what the call without a graph leaves, not only the tokens."""
     eager, runner = session_of(spec, model, Resident(CpuPlace()))

@@ -139,7 +139,7 @@ def test_every_shipped_spec_runs_resident_and_gives_the_same(spec: str, model: T
 
 
 # Rounds of one and of several launches, merged states, loops, carries of every kind, drafts of a model.
-OVERLAPPED = ("ar", "isd", "draft_lm", "eagle3", "linear_spec_threshold", "ngram", "sdar", "uno_tree")
+OVERLAPPED = ("isd", "draft_lm", "linear_spec_threshold", "ngram", "sdar", "uno_tree")
 
 
 @pytest.mark.parametrize("spec", OVERLAPPED)
