@@ -226,7 +226,8 @@ def _gap(model: LoadedModel, prompt: list[int], expected: list[int], found: list
         positions=torch.arange(len(text)),
         slots=allocator.slots(0, 0, len(text)),
         row_start=[0, len(text)],
-        context_slots=[allocator.slots(0, 0, 0)],
+        context_slots=torch.zeros(1, 0, dtype=torch.int64),
+        context=[0],
         masks=[torch.ones(len(text), len(text), dtype=torch.bool).tril()],
         logits_rows=torch.tensor([len(text) - 1]),
     )

@@ -79,7 +79,8 @@ def compare(folder: Path, prompts: list[list[int]]) -> dict[str, float]:
         torch.cat([torch.arange(len(prompt)) for prompt in prompts]),
         torch.cat([allocator.slots(number, 0, len(prompt)) for number, prompt in enumerate(prompts)]),
         [0, *torch.tensor([len(prompt) for prompt in prompts]).cumsum(0).tolist()],
-        [allocator.slots(number, 0, 0) for number in range(len(prompts))],
+        torch.zeros(len(prompts), 0, dtype=torch.int64),
+        [0] * len(prompts),
         [torch.ones(len(prompt), len(prompt)).tril().bool() for prompt in prompts],
         torch.arange(len(tokens)),
     )

@@ -12,20 +12,23 @@ from fsm_spec.executor.models.drafter import ContextRows
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.request import Tokens
 
+Integers = NDArray[np.int64]
+
 
 @dataclass
 class Batch:
-    """Collect the parts of a RowBatch, request after request."""
+    """Collect the parts of a RowBatch, each of one or more requests."""
 
     ids: list[Tokens] = field(default_factory=list)
-    positions: list[NDArray[np.int64]] = field(default_factory=list)
-    slots: list[torch.Tensor] = field(default_factory=list)
+    positions: list[Integers] = field(default_factory=list)
+    slots: list[Integers] = field(default_factory=list)
     row_start: list[int] = field(default_factory=lambda: [0])
-    context: list[torch.Tensor] = field(default_factory=list)
+    context_slots: list[Integers] = field(default_factory=list)
+    context: list[int] = field(default_factory=list)
     masks: list[torch.Tensor] = field(default_factory=list)
-    wanted: list[NDArray[np.int64]] = field(default_factory=list)
-    gated: list[NDArray[np.bool_]] = field(default_factory=list)
-    any_gated: bool = False
+    wanted: list[Integers] = field(default_factory=list)
+    # By part; None where no row of it is gated.
+    gated: list[NDArray[np.bool_] | None] = field(default_factory=list)
     # For draft models: hidden states beside the rows, and rows without queries.
     features: list[torch.Tensor] = field(default_factory=list)
     silent: list[ContextRows] = field(default_factory=list)
@@ -35,18 +38,49 @@ class Batch:
         """Count the rows so far."""
         return self.row_start[-1]
 
+    def add(
+        self,
+        ids: Tokens,
+        positions: Integers,
+        slots: Integers,
+        row_start: Integers,
+        context_slots: Integers,
+        context: Integers,
+        masks: list[torch.Tensor],
+        gated: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Add T rows of n requests: `row_start` [n + 1] counts from 0, `context_slots` are [n, at least context]."""
+        self.row_start += (row_start[1:] + self.total).tolist()
+        self.ids.append(ids)
+        self.positions.append(positions)
+        self.slots.append(slots)
+        self.context_slots.append(context_slots)
+        self.context += context.tolist()
+        self.masks += masks
+        self.gated.append(gated)
+
     def rows(self) -> RowBatch:
         """Join the parts."""
         return RowBatch(
             token_ids=torch.from_numpy(_joined(self.ids)),
             positions=torch.from_numpy(_joined(self.positions)),
-            slots=self.slots[0] if len(self.slots) == 1 else torch.cat(self.slots),
+            slots=torch.from_numpy(_joined(self.slots)),
             row_start=self.row_start,
-            context_slots=self.context,
+            context_slots=torch.from_numpy(_stacked(self.context_slots)),
+            context=self.context,
             masks=self.masks,
             logits_rows=torch.from_numpy(_joined(self.wanted) if self.wanted else np.zeros(0, np.int64)),
-            adapter_rows=torch.from_numpy(np.concatenate(self.gated)) if self.any_gated else None,
+            adapter_rows=self._adapter_rows(),
         )
+
+    def _adapter_rows(self) -> torch.Tensor | None:
+        if all(part is None for part in self.gated):
+            return None
+        whole = [
+            np.zeros(len(ids), np.bool_) if part is None else part
+            for ids, part in zip(self.ids, self.gated, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(whole))
 
     def joined_features(self) -> torch.Tensor | None:
         """Join the hidden states beside the rows, [T, width]; None where the model reads none."""
@@ -61,5 +95,17 @@ class Batch:
         )
 
 
-def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+def _joined(parts: list[Integers]) -> Integers:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _stacked(parts: list[Integers]) -> Integers:
+    """Put tables of slots below each other; where one is narrower, slot 0 fills it up."""
+    if len(parts) == 1:
+        return parts[0]
+    stacked = np.zeros((sum(map(len, parts)), max(part.shape[1] for part in parts)), np.int64)
+    at = 0
+    for part in parts:
+        stacked[at : at + len(part), : part.shape[1]] = part
+        at += len(part)
+    return stacked

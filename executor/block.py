@@ -1,7 +1,7 @@
 """Blocks: the live rows of one state's requests in a launch, gathered by the row plan of its forward.
 
-`Layout` is what a row plan says for all requests, `Shape` what it says for given counts; both are computed once.
-`Block` evaluates them for the requests of a group. Rows lie request after request, segment after segment.
+`Layout` is what a row plan says for all requests, `Shape` what it says for the counts of some; `Block` evaluates both
+for the requests of a group. Rows lie request after request, segment after segment.
 """
 
 from __future__ import annotations
@@ -28,24 +28,62 @@ Integers = NDArray[np.int64]
 
 # The lowest id on a noise row: 0 is a padding or unknown token in most vocabularies. The highest is the last id.
 NOISE_LOW = 1
-_MOST_SHAPES = 4096
+_MOST_SHAPES = 256
+_MOST_MASKS = 4096
+
+
+class ReadRows:
+    """Hold the m live rows that one operator reads, request after request.
+
+    `numbers` count rows from the block's first, `places` are the same rows among the plan's of all requests,
+    `positions` are those of the tokens that the rows predict, all [m]; `counts` are the rows of each request, [n],
+    `most` their largest.
+    """
+
+    __slots__ = ("counts", "most", "numbers", "places", "positions")
+
+    def __init__(self, numbers: Integers, places: Integers, positions: Integers, counts: Integers) -> None:
+        self.numbers = numbers
+        self.places = places
+        self.positions = positions
+        self.counts = counts
+        self.most = int(counts.max())
+
+    def square(self, values: torch.Tensor, dead: float | None) -> torch.Tensor:
+        """Lay out [m, ...] as [n, most, ...]; dead places become `dead`, or anything where it is None."""
+        shape = (len(self.counts), self.most, *values.shape[1:])
+        if len(self.numbers) == self.most * len(self.counts):
+            return values.reshape(shape)
+        # A dead place repeats a live one.
+        ends = self.counts.cumsum()
+        last = np.maximum(self.counts - 1, 0)[:, None]
+        places = (ends - self.counts)[:, None] + np.minimum(np.arange(self.most), last)
+        laid = values[torch.from_numpy(np.minimum(places, len(values) - 1).reshape(-1))].reshape(shape)
+        if dead is not None:
+            laid[torch.from_numpy(np.arange(self.most) >= self.counts[:, None])] = dead
+        return laid
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Hold which rows of a plan live for given counts, and what follows from that alone."""
+    """Hold which of a plan's R rows live in each of n requests of given counts, and what follows from that alone."""
 
-    live: Integers
-    """the live rows with queries among the plan's, [T]"""
-    silent: Integers
-    """the live rows without queries among the plan's"""
-    mask: torch.Tensor
-    """bool [T, T]"""
-    gated: NDArray[np.bool_]
-    """[T]"""
-    any_gated: bool
-    readers: list[tuple[Integers, Integers]]
-    """of each operator: the rows it reads, counted among the live ones and among the plan's"""
+    live: NDArray[np.bool_]
+    """[n, R], the rows with queries"""
+    silent: NDArray[np.bool_]
+    """[n, R], the rows without"""
+    places: Integers
+    """[T], the live rows among the n * R"""
+    row_start: Integers
+    """[n + 1], where the live rows of each request begin among the T"""
+    counts: Integers
+    """[n], the live rows of each request"""
+    masks: list[torch.Tensor]
+    """n times bool [T of the request, T of the request]"""
+    gated: NDArray[np.bool_] | None
+    """[T]; None where no row is"""
+    readers: list[tuple[Integers, Integers, Integers]]
+    """of each operator: `numbers`, `places` and `counts` of its `ReadRows`"""
 
 
 class Layout:
@@ -78,9 +116,9 @@ class Layout:
         self.same_slot = all(segment.at == segment.slot for segment in segments)
         # The plan's rows that each operator reads.
         self.readers = [self._rows_of(operator.rows) for operator in plan.operators]
-        self._mask = plan.mask
         self.captures = any(operator.op == "capture" for operator in plan.operators)
-        self._shapes: dict[tuple[int, ...], Shape] = {}
+        self._shapes: dict[bytes, Shape] = {}
+        self._masks: dict[tuple[int, ...], torch.Tensor] = {}
 
     def _from_kv(self, exprs: list[Expr]) -> Integers | None:
         """Give each row's distance from kv where that is the same for all requests."""
@@ -96,12 +134,21 @@ class Layout:
         parts = [np.arange(span.first, span.first + span.max_count) for span in spans]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
-    def shapes(self, columns: Columns, requests: int) -> list[Shape]:
-        """Give the shape of each request, by its counts."""
+    def shape(self, columns: Columns, requests: int) -> Shape:
+        """Give the shape of a group, by the counts of its requests."""
         if self.fixed:
-            return [self._shape(tuple(segment.max_count for segment in self.plan.segments))] * requests
-        counts = self._over(columns, [segment.count for segment in self.plan.segments])
-        return [self._shape(tuple(line)) for line in counts.tolist()]
+            most = [segment.max_count for segment in self.plan.segments]
+            counts = np.broadcast_to(np.array(most, np.int64), (requests, len(most)))
+        else:
+            counts = self._over(columns, [segment.count for segment in self.plan.segments])
+        # Few requests repeat the same counts round after round.
+        key = counts.tobytes()
+        found = self._shapes.get(key)
+        if found is None:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            found = self._shapes[key] = self._new_shape(counts)
+        return found
 
     def place(self, columns: Columns, *, slots: bool) -> Integers:
         """Give the position (or the slot) of each row, dead ones included: [n, R]."""
@@ -127,24 +174,37 @@ class Layout:
         stacked: Integers = np.stack(values, axis=1).astype(np.int64)
         return stacked
 
-    def _shape(self, counts: tuple[int, ...]) -> Shape:
-        found = self._shapes.get(counts)
-        if found is None:
-            if len(self._shapes) >= _MOST_SHAPES:
-                self._shapes.clear()
-            found = self._shapes[counts] = self._new_shape(counts)
-        return found
+    def _new_shape(self, counts: Integers) -> Shape:
+        filled = self.offset < counts[:, self.segment]
+        live = filled & self.query
+        rows = live.sum(1)
+        number = (live.reshape(-1).cumsum() - 1).reshape(live.shape)
+        place = np.arange(live.size).reshape(live.shape)
+        gated = np.broadcast_to(self.gated, live.shape)[live]
+        readers = []
+        for reader in self.readers:
+            alive = live[:, reader]
+            readers.append((number[:, reader][alive], place[:, reader][alive], alive.sum(1)))
+        return Shape(
+            live,
+            filled & ~self.query,
+            place[live],
+            np.concatenate([[0], rows.cumsum()]),
+            rows,
+            [self._mask(line, own) for line, own in zip(map(tuple, counts.tolist()), live, strict=True)],
+            gated if gated.any() else None,
+            readers,
+        )
 
-    def _new_shape(self, counts: tuple[int, ...]) -> Shape:
-        filled = self.offset < np.array(counts, np.int64)[self.segment]
-        alive = filled & self.query
-        live = np.flatnonzero(alive)
-        number = alive.cumsum() - 1
-        gated = self.gated[live]
-        mask = torch.from_numpy(np.ascontiguousarray(self._mask[live][:, live]))
-        rows = [reader[alive[reader]] for reader in self.readers]
-        silent = np.flatnonzero(filled & ~self.query)
-        return Shape(live, silent, mask, gated, bool(gated.any()), [(number[own], own) for own in rows])
+    def _mask(self, counts: tuple[int, ...], live: NDArray[np.bool_]) -> torch.Tensor:
+        """Give the mask of a request's live rows; requests of equal counts share one."""
+        found = self._masks.get(counts)
+        if found is None:
+            if len(self._masks) >= _MOST_MASKS:
+                self._masks.clear()
+            found = torch.from_numpy(np.ascontiguousarray(self.plan.mask[live][:, live]))
+            self._masks[counts] = found
+        return found
 
 
 def ancestors(parents: Integers) -> torch.Tensor:
@@ -156,41 +216,10 @@ def ancestors(parents: Integers) -> torch.Tensor:
     return torch.from_numpy(mask)
 
 
-class ReadRows:
-    """Hold the m live rows that one operator reads, request after request.
-
-    `numbers` count rows from the block's first, `positions` are those of the tokens that the rows predict, both [m];
-    `counts` are the rows of each request, [n], `most` their largest.
-    """
-
-    __slots__ = ("counts", "most", "numbers", "positions")
-
-    def __init__(self, numbers: Integers, positions: Integers, counts: Integers) -> None:
-        self.numbers = numbers
-        self.positions = positions
-        self.counts = counts
-        self.most = int(counts[0]) if len(counts) == 1 else int(counts.max())
-
-    def square(self, values: torch.Tensor, dead: float | None) -> torch.Tensor:
-        """Lay out [m, ...] as [n, most, ...]; dead places become `dead`, or anything where it is None."""
-        shape = (len(self.counts), self.most, *values.shape[1:])
-        if len(self.numbers) == self.most * len(self.counts):
-            return values.reshape(shape)
-        # A dead place repeats a live one.
-        ends = self.counts.cumsum()
-        last = np.maximum(self.counts - 1, 0)[:, None]
-        places = (ends - self.counts)[:, None] + np.minimum(np.arange(self.most), last)
-        laid = values[torch.from_numpy(np.minimum(places, len(values) - 1).reshape(-1))].reshape(shape)
-        if dead is not None:
-            laid[torch.from_numpy(np.arange(self.most) >= self.counts[:, None])] = dead
-        return laid
-
-
 class Block:
     """Hold the rows of n requests under one layout, T of them live, and what each operator reads of them."""
 
     __slots__ = (
-        "_even",
         "_seeds",
         "_vocabulary",
         "ids",
@@ -199,7 +228,7 @@ class Block:
         "positions",
         "readers",
         "scope",
-        "shapes",
+        "shape",
         "slots",
     )
 
@@ -209,14 +238,17 @@ class Block:
         self._seeds = seeds
         self._vocabulary = vocabulary
         columns = scope.integers
-        self.shapes = layout.shapes(columns, len(scope.requests))
-        self._even = all(shape is self.shapes[0] for shape in self.shapes)
+        self.shape = layout.shape(columns, len(scope.requests))
         self.positions = layout.place(columns, slots=False)
         self.slots = self.positions if layout.same_slot else layout.place(columns, slots=True)
-        self.masks = [shape.mask for shape in self.shapes]
+        self.masks = self.shape.masks
         if layout.plan.tree is not None:
             self._hang(layout.plan.tree)
-        self.readers = [self._read_by(index) for index in range(len(layout.plan.operators))]
+        predicted = (self.positions + layout.ahead).reshape(-1) if layout.readers else self.positions
+        self.readers = [
+            ReadRows(numbers, places, predicted[places], counts)
+            for numbers, places, counts in self.shape.readers
+        ]
         self.ids = self._token_ids()
 
     def _hang(self, name: str) -> None:
@@ -237,7 +269,7 @@ class Block:
             ancestors(tree.parents[0].numpy()[: line[-1] + 1])[line[0] :, line[0] - before :]
             for tree, line, before in zip(
                 trees,
-                [line[shape.live] for line, shape in zip(nodes, self.shapes, strict=True)],
+                [line[live] for line, live in zip(nodes, self.shape.live, strict=True)],
                 open_.tolist(),
                 strict=True,
             )
@@ -246,7 +278,7 @@ class Block:
     @property
     def rows(self) -> int:
         """Count the live rows with queries of all requests."""
-        return sum(len(shape.live) for shape in self.shapes)
+        return len(self.shape.places)
 
     @property
     def logit_readers(self) -> list[ReadRows]:
@@ -261,30 +293,12 @@ class Block:
 
     def flat(self, values: Integers) -> Integers:
         """Take the live rows out of [n, R], request after request: [T]."""
-        if self._even:
-            return values[:, self.shapes[0].live].reshape(-1)
-        return np.concatenate([line[shape.live] for line, shape in zip(values, self.shapes, strict=True)])
+        return values.reshape(-1)[self.shape.places]
 
-    def _read_by(self, operator: int) -> ReadRows:
-        """List the rows that an operator reads."""
-        requests = len(self.shapes)
-        if self._even:
-            numbers, own = self.shapes[0].readers[operator]
-            predicted = (self.positions[:, own] + self.layout.ahead[own]).reshape(-1)
-            if requests > 1:
-                first = np.arange(requests)[:, None] * len(self.shapes[0].live)
-                return ReadRows(
-                    (first + numbers).reshape(-1), predicted, np.full(requests, len(own), np.int64)
-                )
-            return ReadRows(numbers, predicted, np.array([len(own)], np.int64))
-        parts, positions, rows = [], [], 0
-        for line, shape in zip(self.positions, self.shapes, strict=True):
-            numbers, own = shape.readers[operator]
-            parts.append(numbers + rows)
-            positions.append(line[own] + self.layout.ahead[own])
-            rows += len(shape.live)
-        counts = np.array([len(part) for part in parts], np.int64)
-        return ReadRows(np.concatenate(parts), np.concatenate(positions), counts)
+    def first_slots(self) -> Integers:
+        """Give the slot of each request's first live row, or its `kv` where none lives: [n]."""
+        first = self.slots[np.arange(len(self.slots)), self.shape.live.argmax(1)]
+        return np.where(self.shape.counts > 0, first, self.scope.integers["kv"])
 
     def _token_ids(self) -> Tokens:
         """Gather the input ids of all rows, [n, R]; those of dead rows mean nothing."""
@@ -315,15 +329,15 @@ class Block:
 
     def context_rows(self, member: int, slots: torch.Tensor) -> ContextRows:
         """Give the rows of one request that have no query, in physical `slots`."""
-        shape = self.shapes[member]
+        silent = self.shape.silent[member]
         sources = [segment.source for segment in self.layout.plan.segments if not segment.query]
-        positions = torch.from_numpy(self.positions[member, shape.silent])
+        positions = torch.from_numpy(self.positions[member, silent])
         return ContextRows(self.scope.wide(sources, member), positions, slots)
 
     def first_tokens(self, operator: int) -> torch.Tensor:
         """Give the input id of the first row that an operator reads, int64 [n]."""
-        own = [shape.readers[operator][1][0] for shape in self.shapes]
-        return torch.from_numpy(self.ids[np.arange(len(own)), own])
+        rows = self.readers[operator]
+        return torch.from_numpy(self.ids.reshape(-1)[rows.places[rows.counts.cumsum() - rows.counts]])
 
     def _noise(self, positions: Integers) -> Tokens:
         """Draw ids uniformly from NOISE_LOW .. vocabulary - 1, each named by seed and the row's position."""

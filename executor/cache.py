@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fsm_spec.errors import PoolExhausted
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.prefix_cache import CachedPages
+
+Integers = NDArray[np.int64]
+_FIRST_LINES, _FIRST_PAGES = 16, 64
 
 
 class PagedCache:
@@ -66,14 +72,19 @@ class PageAllocator:
         self.pages = pages
         self.page_size = page_size
         self.cached = CachedPages()
-        self._free = list(range(pages - 1, -1, -1))
+        # A heap, so that the lowest page is at hand whatever came back.
+        self._free = list(range(pages))
         self._holders = [0] * pages
         # Pages with more than one holder, and how often holders have changed.
         self._common: set[int] = set()
         self.changes = 0
         self._tables: dict[Hashable, list[int]] = {}
-        self._slots: dict[Hashable, torch.Tensor] = {}
-        self._offsets = torch.arange(page_size)
+        # The same tables as one array, a line for each request: the first slot of each page, 0 behind the last one.
+        self._starts = np.zeros((_FIRST_LINES, _FIRST_PAGES), np.int64)
+        self._lengths = np.zeros(_FIRST_LINES, np.int64)
+        self._lines: dict[Hashable, int] = {}
+        self._free_lines = list(range(_FIRST_LINES - 1, -1, -1))
+        self._offsets = np.arange(page_size)
 
     @property
     def free(self) -> int:
@@ -102,21 +113,24 @@ class PageAllocator:
             )
         if missing > 0:
             if missing > len(self._free):
-                self._free.extend(self.cached.evict(missing - len(self._free)))
-                self._free.sort(reverse=True)
+                for page in self.cached.evict(missing - len(self._free)):
+                    heapq.heappush(self._free, page)
             for _ in range(missing):
-                table.append(self._free.pop())
+                table.append(heapq.heappop(self._free))
                 self._holders[table[-1]] = 1
         elif missing < 0:
             self._give_back(table[pages:])
             del table[pages:]
         if missing:
-            self._slots[request] = self._expand(table)
+            self._write(request, table, pages - max(missing, 0))
 
     def release(self, request: Hashable) -> None:
         """Give back all pages of a request; one that holds none is left alone."""
         self._give_back(self._tables.pop(request, []))
-        self._slots.pop(request, None)
+        line = self._lines.pop(request, None)
+        if line is not None:
+            self._starts[line] = self._lengths[line] = 0
+            self._free_lines.append(line)
 
     def hold(self, request: Hashable, pages: Sequence[int]) -> None:
         """Begin the table of a request that holds nothing with pages that are cached, or that others hold."""
@@ -124,7 +138,7 @@ class PageAllocator:
         for page in pages:
             self._join(page)
         self._tables[request] = list(pages)
-        self._slots[request] = self._expand(self._tables[request])
+        self._write(request, self._tables[request])
 
     def exchange(self, request: Hashable, place: int, page: int) -> None:
         """Let a request hold another page of the same text in place of its own, which goes back."""
@@ -134,7 +148,7 @@ class PageAllocator:
         self._join(page)
         own, table[place] = table[place], page
         self._give_back([own])
-        self._slots[request] = self._expand(table)
+        self._write(request, table, place)
 
     def _join(self, page: int) -> None:
         """Add a holder to a page."""
@@ -160,11 +174,26 @@ class PageAllocator:
 
     def slots(self, request: Hashable, start: int, stop: int) -> torch.Tensor:
         """Name the physical slots of the request's slots start:stop, [stop - start] int64."""
-        line = self._slots.get(request)
-        have = 0 if line is None else len(line)
+        own = np.arange(start, stop)
+        have = self.held(request) * self.page_size
         if not 0 <= start <= stop <= have:
             raise IndexError(f"request {request} has {have} slots, not {start}:{stop}")
-        return self._expand([]) if line is None else line[start:stop]
+        return torch.from_numpy(self.physical(self.lines([request]), own) if len(own) else own)
+
+    def lines(self, requests: Iterable[Hashable]) -> Integers:
+        """Name requests that hold pages as `physical` and `fronts` take them, [n]."""
+        return np.array([self._lines[request] for request in requests], np.int64)
+
+    def physical(self, lines: Integers, slots: Integers) -> Integers:
+        """Map requests' own slots through their block tables; both arrays broadcast to the result's shape."""
+        if bool((slots >= self._lengths[lines]).any()):
+            raise IndexError("a slot lies behind the pages of its request")
+        return self._starts[lines, slots // self.page_size] + slots % self.page_size
+
+    def fronts(self, lines: Integers, lengths: Integers) -> Integers:
+        """Name the first slots of requests, [n, at least the longest]; behind a request's own stand any slots."""
+        pages = -(-int(lengths.max()) // self.page_size)
+        return (self._starts[lines, :pages, None] + self._offsets).reshape(len(lines), pages * self.page_size)
 
     def check(self) -> None:
         """Assert that free, cached and held pages are all pages, and that each is counted with all its holders."""
@@ -184,19 +213,30 @@ class PageAllocator:
 
         The last page rests first, so that the front of a text, which more texts begin with, is evicted last.
         """
-        left = False
         self.changes += 1
         for page in reversed(pages):
             self._holders[page] -= 1
             if self._holders[page] == 1:
                 self._common.discard(page)
             elif self._holders[page] == 0 and not self.cached.rest(page):
-                self._free.append(page)
-                left = True
-        if left:
-            self._free.sort(reverse=True)
+                heapq.heappush(self._free, page)
 
-    def _expand(self, table: list[int]) -> torch.Tensor:
-        """List the slots of the pages of a table, [pages * page_size] int64."""
-        starts = torch.tensor(table, dtype=torch.int64) * self.page_size
-        return (starts[:, None] + self._offsets).reshape(-1)
+    def _write(self, request: Hashable, table: list[int], first: int = 0) -> None:
+        """Bring a request's line of the array up to its table, whose pages have changed from `first` on."""
+        line = self._lines.get(request)
+        if line is None:
+            line = self._lines[request] = self._take_line()
+        if len(table) > self._starts.shape[1]:
+            more = np.zeros((len(self._starts), max(len(table) - self._starts.shape[1], self._starts.shape[1])), np.int64)
+            self._starts = np.concatenate([self._starts, more], 1)
+        self._starts[line, first : len(table)] = np.array(table[first:], np.int64) * self.page_size
+        self._starts[line, len(table) :] = 0
+        self._lengths[line] = len(table) * self.page_size
+
+    def _take_line(self) -> int:
+        if not self._free_lines:
+            lines = len(self._lengths)
+            self._starts = np.concatenate([self._starts, np.zeros_like(self._starts)])
+            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
+            self._free_lines = list(range(2 * lines - 1, lines - 1, -1))
+        return self._free_lines.pop()

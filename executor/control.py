@@ -56,7 +56,7 @@ def shape_block(
                         allowed = None
                     _adjust(shaped[index], request, ahead, allowed)
         at += count
-        first += len(block.shapes[member].live)
+        first += int(block.shape.counts[member])
     return shaped
 
 
@@ -77,8 +77,8 @@ def shape_first(requests: Sequence[Request], logits: torch.Tensor) -> torch.Tens
 
 def _ahead(block: Block, member: int, row: int, length: int, position: int) -> list[int]:
     """List the tokens between the emitted text and a row's prediction, as far as they are known without a gap."""
-    shape = block.shapes[member]
-    seen = shape.live[block.masks[member][row].numpy()[-len(shape.live) :]]
+    live = np.flatnonzero(block.shape.live[member])
+    seen = live[block.masks[member][row].numpy()[-len(live) :]]
     seen = seen[block.layout.known[seen] & (block.ids[member, seen] >= 0)]
     tokens = dict(zip(block.positions[member, seen].tolist(), block.ids[member, seen].tolist(), strict=True))
     ahead: list[int] = []

@@ -78,13 +78,15 @@ class Drafting:
         stop -= beside and chunk.last
         if stop == start:
             return
-        batch.ids.append(request.text[start + beside : stop + beside])
-        batch.positions.append(np.arange(start, stop))
-        batch.slots.append(self.allocator.slots(chunk.request, start, stop))
-        batch.context.append(self.allocator.slots(chunk.request, 0, start))
-        batch.masks.append(self._mask(stop - start))
-        batch.gated.append(np.zeros(stop - start, np.bool_))
-        batch.row_start.append(batch.total + stop - start)
+        batch.add(
+            request.text[start + beside : stop + beside],
+            np.arange(start, stop),
+            self.allocator.slots(chunk.request, start, stop).numpy(),
+            np.array([0, stop - start]),
+            self.allocator.slots(chunk.request, 0, start).numpy()[None],
+            np.array([start]),
+            [self._mask(stop - start)],
+        )
         if hidden is not None and beside:
             batch.features.append(hidden[: stop - start])
 

@@ -200,56 +200,38 @@ class Runner:
         if layout.plan.rows == 0:
             return block
         batch, target = batches[layout.plan.model], layout.plan.model is None
-        first = batch.total
-        batch.ids.append(block.flat(block.ids))
-        batch.positions.append(block.flat(block.positions))
-        slots = batch.positions[-1] if block.slots is block.positions else block.flat(block.slots)
-        at = 0
-        for member, (number, request, kv, shape, mask) in enumerate(
-            zip(
-                group.requests.tolist(),
-                scope.requests,
-                group.columns["kv"].tolist(),
-                block.shapes,
-                block.masks,
-                strict=True,
-            )
-        ):
-            count = len(shape.live)
-            own = slots[at : at + count]
-            batch.slots.append(self._physical(number, own))
-            # All that lies before its rows is committed, or was written for later forwards of this round.
-            batch.context.append(self.allocator.slots(number, 0, kv if target or not count else int(own[0])))
-            batch.masks.append(mask)
-            batch.gated.append(shape.gated)
-            batch.any_gated |= shape.any_gated
-            at += count
-            batch.row_start.append(first + at)
-            if target:
+        first, shape = batch.total, block.shape
+        lines = self.allocator.lines(group.requests.tolist())
+        # All that lies before its rows is committed, or was written for later forwards of this round.
+        before = group.columns["kv"] if target else block.first_slots()
+        batch.add(
+            block.flat(block.ids),
+            block.flat(block.positions),
+            self.allocator.physical(np.repeat(lines, shape.counts), block.flat(block.slots)),
+            shape.row_start,
+            self.allocator.fronts(lines, before),
+            before,
+            block.masks,
+            shape.gated,
+        )
+        if target:
+            for request, count in zip(scope.requests, shape.counts.tolist(), strict=True):
                 request.forwards += count > 0
-            else:
-                self._add_states(block, member, number, batch)
+        else:
+            for member, line in enumerate(lines):
+                self._add_states(block, member, line, batch)
         batch.wanted += [first + rows.numbers for rows in block.logit_readers]
         return block
 
-    def _add_states(self, block: Block, member: int, number: int, batch: Batch) -> None:
+    def _add_states(self, block: Block, member: int, line: np.int64, batch: Batch) -> None:
         """Add the hidden states that a request's rows of a draft model read."""
         features = block.features(member)
         if features is not None:
             batch.features.append(features)
-        silent = block.shapes[member].silent
+        silent = block.slots[member, block.shape.silent[member]]
         if len(silent):
-            slots = self._physical(number, block.slots[member, silent])
+            slots = torch.from_numpy(self.allocator.physical(line[None], silent))
             batch.silent.append(block.context_rows(member, slots))
-
-    def _physical(self, number: int, slots: NDArray[np.int64]) -> torch.Tensor:
-        """Map a request's own slots through its block table."""
-        if not len(slots):
-            return self.allocator.slots(number, 0, 0)
-        low = int(slots[0])
-        if len(slots) == 1 or bool((slots[1:] - slots[:-1] == 1).all()):
-            return self.allocator.slots(number, low, low + len(slots))
-        return self.allocator.slots(number, 0, int(slots.max()) + 1)[torch.from_numpy(slots)]
 
     def _add_chunk(self, chunk: Chunk, batch: Batch) -> tuple[int, int]:
         """Add the rows of a prefill chunk; give the rows of the batch behind it, and how many last ones give logits."""
@@ -258,13 +240,15 @@ class Runner:
         stop = chunk.start + chunk.tokens
         # A block that the last chunk cut is run again from its start, so that its rows see all of it.
         start = chunk.start - chunk.start % unit
-        batch.ids.append(request.text[start:stop])
-        batch.positions.append(np.arange(start, stop))
-        batch.slots.append(self.allocator.slots(chunk.request, start, stop))
-        batch.context.append(self.allocator.slots(chunk.request, 0, start))
-        batch.masks.append(self._prefill_mask(stop - start))
-        batch.gated.append(np.zeros(stop - start, np.bool_))
-        batch.row_start.append(batch.total + stop - start)
+        batch.add(
+            request.text[start:stop],
+            np.arange(start, stop),
+            self.allocator.slots(chunk.request, start, stop).numpy(),
+            np.array([0, stop - start]),
+            self.allocator.slots(chunk.request, 0, start).numpy()[None],
+            np.array([start]),
+            [self._prefill_mask(stop - start)],
+        )
         wanted = int(self._samples(chunk))
         if request.scores is not None and request.scores.wants_prompt:
             wanted = stop - start
@@ -412,10 +396,11 @@ class Runner:
                 assert isinstance(path, np.ndarray)
                 rows = path[member, :count]
             number, kv = int(requests[member]), int(before["kv"][member])
-            sources.append(self._physical(number, block.slots[member, rows]))
-            targets.append(self.allocator.slots(number, kv, kv + count))
+            line = self.allocator.lines([number])
+            sources.append(self.allocator.physical(line, block.slots[member, rows]))
+            targets.append(self.allocator.physical(line, np.arange(kv, kv + count)))
         if sources:
-            self.cache.move(torch.cat(sources), torch.cat(targets))
+            self.cache.move(*(torch.from_numpy(np.concatenate(slots)) for slots in (sources, targets)))
 
     def resize(self, request: int, pages: int) -> None:
         """Follow the pages a request owns; 0 releases all."""

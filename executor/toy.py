@@ -58,7 +58,7 @@ class ToyModel:
         lines: list[tuple[float, ...]] = []
         for request in range(rows.requests):
             start, stop = rows.row_start[request], rows.row_start[request + 1]
-            context = self._read(cache, rows.context_slots[request])
+            context = self._read(cache, rows.context_of(request))
             block = self._read(cache, rows.slots[start:stop])
             for row, line in enumerate(rows.masks[request].tolist()):
                 own = [seen for seen, visible in zip(block, line, strict=True) if visible]

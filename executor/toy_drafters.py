@@ -98,7 +98,7 @@ class ToyDrafter:
         """List what a row reads, and itself last."""
         start, stop = rows.row_start[request], rows.row_start[request + 1]
         visible = rows.masks[request][row]
-        context = rows.context_slots[request].tolist()
+        context = rows.context_of(request).tolist()
         # A mask wider than the block speaks of the last slots of the context as well.
         masked = len(visible) - (stop - start)
         slots = context + rows.slots[start:stop].tolist()

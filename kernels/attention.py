@@ -45,27 +45,29 @@ class AttentionGroup:
 def plan_attention(
     row_start: Sequence[int],
     slots: torch.Tensor,
-    context_slots: Sequence[torch.Tensor],
+    context_slots: torch.Tensor,
+    context: Sequence[int],
     masks: Sequence[torch.Tensor],
     kv_heads: int,
     dtype: torch.dtype,
 ) -> list[AttentionGroup]:
     """Group requests by row count, and compute slots, padding and bias of each group once for all layers.
 
-    `slots` is [T] int64, `context_slots[b]` [C_b] int64; `masks[b]` is bool [R_b, M_b] over the last M_b slots of
-    context and block, M_b >= R_b. Requests without rows are left out; `dtype` is that of the scores.
+    `slots` is [T] int64; request b sees the first `context[b]` of `context_slots[b]`, [B, C] int64 (behind them stand
+    any slots), and `masks[b]`, bool [R_b, M_b], speaks of the last M_b slots of context and block, M_b >= R_b.
+    Requests without rows are left out; `dtype` is that of the scores.
     Raises ValueError where a mask does not fit its rows.
     """
     groups: dict[int, list[int]] = {}
-    for request in range(len(row_start) - 1):
-        rows = row_start[request + 1] - row_start[request]
+    for request, (start, stop) in enumerate(pairwise(row_start)):
+        rows = stop - start
         lines, seen = masks[request].shape
-        if lines != rows or not rows <= seen <= len(context_slots[request]) + rows:
+        if lines != rows or not rows <= seen <= context[request] + rows:
             raise ValueError(f"mask {request} has shape {(lines, seen)}, its block has {rows} rows")
         if rows:
             groups.setdefault(rows, []).append(request)
     return [
-        _plan_group(rows, members, row_start, slots, context_slots, masks, kv_heads, dtype)
+        _plan_group(rows, members, row_start, slots, context_slots, context, masks, kv_heads, dtype)
         for rows, members in groups.items()
     ]
 
@@ -75,41 +77,51 @@ def _plan_group(
     members: list[int],
     row_start: Sequence[int],
     slots: torch.Tensor,
-    context_slots: Sequence[torch.Tensor],
+    context_slots: torch.Tensor,
+    context: Sequence[int],
     masks: Sequence[torch.Tensor],
     kv_heads: int,
     dtype: torch.dtype,
 ) -> AttentionGroup:
     """Lay out one group; the block's own rows stand right behind each request's prefix."""
-    seen = [
-        torch.cat((context_slots[member], slots[row_start[member] : row_start[member + 1]]))
-        for member in members
-    ]
-    lengths = [len(line) for line in seen]
-    width = max(lengths)
-    bias = _bias(rows, lengths, [masks[member] for member in members], dtype)
+    before = torch.tensor([context[member] for member in members])
+    lengths = before + rows
+    width = max(context[member] for member in members) + rows
     starts = [row_start[member] for member in members]
-    consecutive = all(later - start == rows for start, later in pairwise(starts))
     query_rows: slice | torch.Tensor = slice(starts[0], starts[0] + rows * len(members))
-    if not consecutive:
+    if not all(later - start == rows for start, later in pairwise(starts)):
         query_rows = (torch.tensor(starts)[:, None] + torch.arange(rows)).reshape(-1)
+    shown = context_slots if len(members) == len(context) else context_slots[torch.tensor(members)]
+    seen = torch.zeros(len(members), width, dtype=torch.int64)
+    kept = min(width, shown.shape[1])
+    seen[:, :kept] = shown[:, :kept]
+    seen.scatter_(1, before[:, None] + torch.arange(rows), slots[query_rows].view(len(members), rows))
+    bias = _bias(rows, lengths, width, [masks[member] for member in members], dtype)
     span = _span(seen[0]) if len(members) == 1 else None
-    gather = None if span is not None else _gather(seen, width, kv_heads)
+    gather = None if span is not None else _gather(seen, kv_heads)
     return AttentionGroup(len(members), rows, width, query_rows, span, gather, bias)
 
 
 def _bias(
-    rows: int, lengths: list[int], masks: Sequence[torch.Tensor], dtype: torch.dtype
+    rows: int, lengths: torch.Tensor, width: int, masks: Sequence[torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor | None:
     """Turn in-block masks and padding into an additive bias, or None where all rows see all slots."""
-    width = max(lengths)
-    if min(lengths) == width and all(bool(mask.all()) for mask in masks):
+    # Requests of equal counts share one mask, so few are looked at.
+    shared: dict[int, list[int]] = {}
+    for member, mask in enumerate(masks):
+        shared.setdefault(id(mask), []).append(member)
+    hiding = [members for members in shared.values() if not bool(masks[members[0]].all())]
+    padded = torch.arange(width) >= lengths[:, None]
+    if not hiding and not bool(padded.any()):
         return None
-    bias = torch.zeros(len(lengths), 1, rows, 1, width, dtype=dtype)
-    for line, length, mask in zip(bias, lengths, masks, strict=True):
-        line[0, :, 0, length - mask.shape[1] : length].masked_fill_(~mask, HIDDEN)
-        line[..., length:] = HIDDEN
-    return bias
+    bias = torch.zeros(len(masks), rows, width, dtype=dtype)
+    bias.masked_fill_(padded[:, None], HIDDEN)
+    for members in hiding:
+        mask = masks[members[0]]
+        last = lengths[members, None] + torch.arange(-mask.shape[1], 0)
+        hidden = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, HIDDEN)
+        bias[torch.tensor(members)[:, None, None], torch.arange(rows)[:, None], last[:, None]] = hidden
+    return bias[:, None, :, None]
 
 
 def _span(seen: torch.Tensor) -> slice | None:
@@ -122,13 +134,10 @@ def _span(seen: torch.Tensor) -> slice | None:
     return slice(first, first + len(seen))
 
 
-def _gather(seen: list[torch.Tensor], width: int, kv_heads: int) -> torch.Tensor:
+def _gather(seen: torch.Tensor, kv_heads: int) -> torch.Tensor:
     """Index K and V of all requests, head-major, so that the gathered block needs no further copy."""
-    padded = torch.zeros(len(seen), width, dtype=torch.int64)
-    for line, slots in zip(padded, seen, strict=True):
-        line[: len(slots)] = slots
     lanes = torch.arange(2 * kv_heads).view(2, 1, kv_heads, 1)
-    return (padded[None, :, None, :] * (2 * kv_heads) + lanes).reshape(-1)
+    return (seen[None, :, None, :] * (2 * kv_heads) + lanes).reshape(-1)
 
 
 def attend(query: torch.Tensor, cache: torch.Tensor, groups: Sequence[AttentionGroup]) -> torch.Tensor:

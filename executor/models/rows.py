@@ -16,8 +16,8 @@ class RowBatch:
     """Hold T rows of B requests; the rows of request b are `row_start[b]:row_start[b + 1]`.
 
     The slots of all rows are distinct: two rows of one position have two slots.
-    A row sees its request's `context_slots`, and the rows of its own block that its mask line names; a mask that is
-    wider than the block speaks of the last context slots as well.
+    A row sees its request's context, and the rows of its own block that its mask line names; a mask that is wider
+    than the block speaks of the last context slots as well.
     """
 
     token_ids: torch.Tensor
@@ -28,8 +28,10 @@ class RowBatch:
     """[T] int64, page * page_size + offset: where a row's K and V are written"""
     row_start: list[int]
     """B + 1 row offsets, not decreasing"""
-    context_slots: list[torch.Tensor]
-    """B tensors of int64: the committed prefix in the order of positions"""
+    context_slots: torch.Tensor
+    """[B, C] int64, the committed prefix of each request in the order of positions; any slots behind it"""
+    context: list[int]
+    """B lengths of the committed prefixes, C at most"""
     masks: list[torch.Tensor]
     """B bool tensors [rows, n], n >= rows: `mask[i, j]` says whether row i sees the j-th of the n last slots"""
     logits_rows: torch.Tensor
@@ -41,6 +43,10 @@ class RowBatch:
     def requests(self) -> int:
         """Count the requests."""
         return len(self.row_start) - 1
+
+    def context_of(self, request: int) -> torch.Tensor:
+        """Give the slots of one request's committed prefix."""
+        return self.context_slots[request, : self.context[request]]
 
 
 @dataclass(frozen=True)

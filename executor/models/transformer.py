@@ -184,7 +184,13 @@ class LayerStack:
             found = rows.adapter_rows.nonzero().view(-1)
             gated = found if len(found) else None
         groups = plan_attention(
-            rows.row_start, rows.slots, rows.context_slots, rows.masks, self.config.kv_heads, cache.dtype
+            rows.row_start,
+            rows.slots,
+            rows.context_slots,
+            rows.context,
+            rows.masks,
+            self.config.kv_heads,
+            cache.dtype,
         )
         return RaggedPass(rows.slots, *self.rotary(rows.positions), groups, gated)
 

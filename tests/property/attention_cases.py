@@ -141,7 +141,15 @@ def build(shape: Shape, dtype: torch.dtype = torch.float32) -> Case:
     is_live = torch.arange(shape.rows) < torch.tensor(shape.live)[:, None]
     expected = torch.zeros(query.shape, dtype=torch.float64)
     if starts[-1]:
-        groups = plan_attention(starts, torch.cat(slots), contexts, masks, shape.kv_heads, torch.float64)
+        groups = plan_attention(
+            starts,
+            torch.cat(slots),
+            pad_sequence(contexts, batch_first=True),
+            [len(context) for context in contexts],
+            masks,
+            shape.kv_heads,
+            torch.float64,
+        )
         found = attend(query[is_live].double(), cache.nan_to_num().double(), groups)
         sighted = torch.cat(
             [mask.any(1) | (length > 0) for mask, length in zip(masks, shape.context, strict=True)]

@@ -46,7 +46,7 @@ def run(model: Transformer, gated: list[bool] | None) -> torch.Tensor:
     """Run one block of six causal rows and return all logits."""
     cache = PagedCache(model.config, 2, 8, model.dtype)
     rows = RowBatch(
-        torch.tensor([3, 1, 4, 1, 5, 9]), torch.arange(6), torch.arange(6), [0, 6], [torch.arange(0)],
+        torch.tensor([3, 1, 4, 1, 5, 9]), torch.arange(6), torch.arange(6), [0, 6], torch.arange(0)[None], [0],
         [torch.ones(6, 6).tril().bool()], torch.arange(6), None if gated is None else torch.tensor(gated),
     )  # fmt: skip
     return model.forward(rows, cache)

@@ -59,7 +59,8 @@ def block(tokens: list[int], start: int, *, causal: bool) -> RowBatch:
         torch.arange(start, start + count),
         torch.arange(start, start + count),
         [0, count],
-        [torch.arange(start)],
+        torch.arange(start)[None],
+        [start],
         [full.tril() if causal else full],
         torch.arange(count),
     )

@@ -105,7 +105,8 @@ def states_of(text: list[int]) -> list[float]:
         torch.arange(count),
         torch.arange(count),
         [0, count],
-        [torch.arange(0)],
+        torch.arange(0)[None],
+        [0],
         [torch.ones(count, count).tril().bool()],
         torch.arange(count),
     )

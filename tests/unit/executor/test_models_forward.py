@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from fsm_spec.errors import UserError
 from fsm_spec.executor.cache import PageAllocator, PagedCache
@@ -58,7 +59,8 @@ class Bench:
             positions=torch.cat(positions),
             slots=torch.cat(slots),
             row_start=starts,
-            context_slots=contexts,
+            context_slots=pad_sequence(contexts, batch_first=True),
+            context=[len(context) for context in contexts],
             masks=masks,
             logits_rows=torch.arange(len(tokens)),
             adapter_rows=None if gated is None else torch.tensor(gated),
@@ -226,7 +228,7 @@ def test_logits_only_where_wanted() -> None:
     every = bench.run({"a": (0, PROMPT)})
     slots = bench.allocator.slots("a", 0, 7)
     rows = RowBatch(
-        torch.tensor(PROMPT), torch.arange(7), slots, [0, 7], [slots[:0]], [causal(7)], torch.tensor([6, 2])
+        torch.tensor(PROMPT), torch.arange(7), slots, [0, 7], slots[None, :0], [0], [causal(7)], torch.tensor([6, 2])
     )
     torch.testing.assert_close(model.forward(rows, bench.cache), every[[6, 2]], atol=1e-5, rtol=0)
 
@@ -282,7 +284,8 @@ def test_captured_streams_are_those_of_shorter_models() -> None:
         torch.arange(7),
         bench.allocator.slots("a", 0, 7),
         [0, 7],
-        [torch.zeros(0, dtype=torch.int64)],
+        torch.zeros(1, 0, dtype=torch.int64),
+        [0],
         [causal(7)],
         torch.tensor([6]),
     )

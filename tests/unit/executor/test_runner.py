@@ -130,7 +130,7 @@ def test_rows_of_a_verify_forward(model: Transformer) -> None:
     kv = len(PROMPT) + 1
     assert [request.text[kv], MASK, MASK] == [int(rows.token_ids[index]) for index in (0, 3, 4)]
     assert list(range(kv, kv + 5)) == rows.positions.tolist()
-    assert list(range(kv)) == rows.context_slots[0].tolist()
+    assert list(range(kv)) == rows.context_of(0).tolist()
     assert bool((rows.masks[0] == torch.ones(5, 5).tril().bool()).all())
     assert rows.adapter_rows is not None
     assert [False, False, False, True, True] == rows.adapter_rows.tolist()

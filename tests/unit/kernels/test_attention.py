@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from fsm_spec.kernels import attention
 from fsm_spec.kernels.adapter import add_low_rank
-from fsm_spec.kernels.attention import attend, plan_attention
+from fsm_spec.kernels.attention import AttentionGroup, attend, plan_attention
 
 HEADS, KV_HEADS, HEAD_DIM, SLOTS = 4, 2, 8, 64
 
@@ -54,6 +55,15 @@ def random_inputs(total: int) -> tuple[torch.Tensor, torch.Tensor]:
     return query, cache
 
 
+def planned(
+    starts: list[int], slots: torch.Tensor, contexts: list[torch.Tensor], masks: list[torch.Tensor]
+) -> list[AttentionGroup]:
+    """Plan with prefixes side by side; behind the shorter ones stands a slot that must not be seen."""
+    beside = pad_sequence(contexts, batch_first=True, padding_value=SLOTS - 1)
+    lengths = [len(context) for context in contexts]
+    return plan_attention(starts, slots, beside, lengths, masks, KV_HEADS, torch.float64)
+
+
 @pytest.mark.parametrize("scatter", [False, True])
 @pytest.mark.parametrize(
     ("rows", "prefixes"),
@@ -70,7 +80,7 @@ def test_attention_equals_dense_reading(rows: list[int], prefixes: list[int], *,
     """A wrong group, padding, page order or head order would show in some row."""
     starts, slots, contexts, masks, seen = lay_out(rows, prefixes, scatter=scatter)
     query, cache = random_inputs(len(slots))
-    groups = plan_attention(starts, slots, contexts, masks, KV_HEADS, torch.float64)
+    groups = planned(starts, slots, contexts, masks)
     assert len({count for count in rows if count}) == len(groups)
     torch.testing.assert_close(attend(query, cache, groups), dense(query, cache, seen), atol=1e-12, rtol=0)
 
@@ -79,7 +89,7 @@ def test_bidirectional_block_needs_no_bias() -> None:
     """A block whose rows all see each other runs without masks."""
     starts, slots, contexts, masks, seen = lay_out([4], [5], scatter=False, causal=False)
     query, cache = random_inputs(4)
-    groups = plan_attention(starts, slots, contexts, masks, KV_HEADS, torch.float64)
+    groups = planned(starts, slots, contexts, masks)
     assert groups[0].bias is None
     assert groups[0].span == slice(0, 9)
     torch.testing.assert_close(attend(query, cache, groups), dense(query, cache, seen), atol=1e-12, rtol=0)
@@ -90,7 +100,7 @@ def test_long_blocks_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "SCORE_LIMIT", 100)
     starts, slots, contexts, masks, seen = lay_out([7], [5], scatter=True)
     query, cache = random_inputs(7)
-    groups = plan_attention(starts, slots, contexts, masks, KV_HEADS, torch.float64)
+    groups = planned(starts, slots, contexts, masks)
     torch.testing.assert_close(attend(query, cache, groups), dense(query, cache, seen), atol=1e-12, rtol=0)
 
 
@@ -106,7 +116,7 @@ def test_wide_mask_speaks_of_the_context(*, scatter: bool) -> None:
         for row in range(2)
     ]
     query, cache = random_inputs(4)
-    groups = plan_attention(starts, slots, contexts, masks, KV_HEADS, torch.float64)
+    groups = planned(starts, slots, contexts, masks)
     torch.testing.assert_close(attend(query, cache, groups), dense(query, cache, seen), atol=1e-12, rtol=0)
 
 
@@ -114,15 +124,13 @@ def test_row_that_sees_nothing_stays_finite() -> None:
     """A dead row must not write NaN, which a later mask could not hide."""
     starts, slots, contexts, masks, _ = lay_out([2], [0], scatter=False)
     query, cache = random_inputs(2)
-    groups = plan_attention(starts, slots, contexts, [torch.zeros_like(masks[0])], KV_HEADS, torch.float64)
+    groups = planned(starts, slots, contexts, [torch.zeros_like(masks[0])])
     assert bool(attend(query, cache, groups).isfinite().all())
 
 
 def test_no_rows_give_no_output() -> None:
     """A launch whose requests are all out of rows is legal."""
-    groups = plan_attention(
-        [0, 0], torch.arange(0), [torch.arange(3)], [torch.ones(0, 0).bool()], 2, torch.float64
-    )
+    groups = planned([0, 0], torch.arange(0), [torch.arange(3)], [torch.ones(0, 0).bool()])
     query, cache = random_inputs(0)
     assert attend(query, cache, groups).shape == (0, HEADS * HEAD_DIM)
 
@@ -130,9 +138,7 @@ def test_no_rows_give_no_output() -> None:
 def test_mask_of_another_size_is_refused() -> None:
     """A mask of another block would silently hide or show the wrong rows."""
     with pytest.raises(ValueError, match="mask 0 has shape"):
-        plan_attention(
-            [0, 2], torch.arange(2), [torch.arange(0)], [torch.ones(1, 1).bool()], 2, torch.float64
-        )
+        planned([0, 2], torch.arange(2), [torch.arange(0)], [torch.ones(1, 1).bool()])
 
 
 def test_update_touches_gated_rows_only() -> None:
