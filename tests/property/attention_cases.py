@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fsm_spec.kernels.attention import attend, plan_attention
 from fsm_spec.kernels.fixed.attention import pack_mask
