@@ -166,9 +166,16 @@ def target_law(model: ToyModel, params: SamplingParams, limit: int) -> dict[Toke
     return joint
 
 
-def distance(table: Table, params: SamplingParams, limit: int, support: int = 2, **more: Any) -> float:  # noqa: ANN401 -- passed on
-    """Return the largest difference between the output law of a table and the target's."""
-    model = ToyModel(VOCABULARY, support)
+def distance(
+    table: Table,
+    params: SamplingParams,
+    limit: int,
+    support: int = 2,
+    seed: int = 0,
+    **more: Any,  # noqa: ANN401 -- passed on
+) -> float:
+    """Return the largest difference between the output law of a table and the target's; `seed` draws the target."""
+    model = ToyModel(VOCABULARY, support, seed)
     found = output_law(Run.begin(table, params, limit, model=model, **more))
     expected = target_law(model, params, limit)
     assert set(found) <= set(expected), "tokens were emitted beyond the limit"

@@ -228,7 +228,14 @@ def test_logits_only_where_wanted() -> None:
     every = bench.run({"a": (0, PROMPT)})
     slots = bench.allocator.slots("a", 0, 7)
     rows = RowBatch(
-        torch.tensor(PROMPT), torch.arange(7), slots, [0, 7], slots[None, :0], [0], [causal(7)], torch.tensor([6, 2])
+        torch.tensor(PROMPT),
+        torch.arange(7),
+        slots,
+        [0, 7],
+        slots[None, :0],
+        [0],
+        [causal(7)],
+        torch.tensor([6, 2]),
     )
     torch.testing.assert_close(model.forward(rows, bench.cache), every[[6, 2]], atol=1e-5, rtol=0)
 
