@@ -122,11 +122,11 @@ class Scope:
             return self.integers[expr.name][members]
         return np.array([self.edge(expr, member) for member in members.tolist()], np.int32)
 
-    def runs(self, pieces: Sequence[Piece], members: Integers) -> list[Tokens]:
+    def runs(self, pieces: Sequence[Piece], members: Integers) -> list[list[int]]:
         """Read several pieces one after the other for some members: the tokens of each."""
         counts = np.broadcast_to(self._total(pieces, members), len(members))
         gathered = self.gather(pieces, members, int(counts.max(initial=0)))
-        return [line[:count] for line, count in zip(gathered, counts.tolist(), strict=True)]
+        return [line[:count] for line, count in zip(gathered.tolist(), counts.tolist(), strict=True)]
 
     def _total(self, pieces: Sequence[Piece], members: Integers) -> int | Integers:
         total: int | Integers = 0

@@ -289,7 +289,7 @@ class Session:
         """Decode the tokens that a request emitted since it was last looked at."""
         stream = self._streams[number]
         request = stream.request
-        tokens = request.text[request.prompt + stream.seen :].tolist()
+        tokens = request.emitted_since(stream.seen)
         if not stream.options.include_stop and tokens and tokens[-1] in request.stop_ids:
             # A stop token ends the text before itself; it is counted, but never shown.
             tokens.pop()

@@ -6,6 +6,7 @@ a verifying block speaks for a token only if the tokens the row saw are the toke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,12 +40,12 @@ class Scores:
         """Keep the target's logits [V] for a position, given the tokens `ahead` behind the emitted text."""
         self._rows[position, ahead] = logits.float().clone()
 
-    def settle(self, start: int, run: Tokens) -> None:
+    def settle(self, start: int, run: Sequence[int] | Tokens) -> None:
         """Score the tokens emitted from position `start` on, and forget what was predicted after other tokens.
 
         What was predicted after these very tokens stays: some specs emit a known token a round later.
         """
-        tokens = tuple(run.tolist())
+        tokens = tuple(int(token) for token in run)
         for index, token in enumerate(tokens):
             row = self._rows[start + index, tokens[:index]]
             self.tokens.extend(_scored(row.unsqueeze(0), [token], self.top))

@@ -80,9 +80,14 @@ class Request:
     @property
     def output(self) -> list[int]:
         """List the emitted tokens."""
-        return [int(token) for token in self._buffer[self.prompt : self.length]]
+        return self.emitted_since(0)
 
-    def append(self, run: Tokens) -> None:
+    def emitted_since(self, seen: int) -> list[int]:
+        """List the emitted tokens but for the first `seen`."""
+        tokens: list[int] = self._buffer[self.prompt + seen : self.length].tolist()
+        return tokens
+
+    def append(self, run: Sequence[int] | Tokens) -> None:
         """Add emitted tokens to the text."""
         end = self.length + len(run)
         if end > len(self._buffer):
@@ -98,10 +103,10 @@ class Request:
         if self.scores is not None:
             self.scores.cut(emitted)
 
-    def stop_in(self, run: Tokens, none: int) -> int:
+    def stop_in(self, run: Sequence[int], none: int) -> int:
         """Count the tokens of a run before its first stop token; `none` if it has no stop token."""
         if self.stop_ids:
-            for index, token in enumerate(run.tolist()):
+            for index, token in enumerate(run):
                 if token in self.stop_ids:
                     return index
         return none

@@ -106,7 +106,7 @@ class Runner:
         self._blocks: dict[str, Block] = {}
         self._first: dict[int, Tokens] = {}
         self._states: dict[int, torch.Tensor] = {}
-        self._runs: list[Tokens] = []
+        self._runs: list[list[int]] = []
 
     def use(self, table: Table) -> None:
         """Run the row plans of this table from now on."""
@@ -321,7 +321,7 @@ class Runner:
     ) -> NDArray[np.int32]:
         """Read the runs about to be emitted, and give the tokens before the first stop token of each."""
         scope = self._scope_of(event, requests, columns)
-        self._runs = [_NOTHING] * len(requests)
+        self._runs = [[] for _ in requests]
         for row, members in self._by_row(choose(self.table, columns, event, args, np)):
             if row.emit:
                 for member, run in zip(members.tolist(), scope.runs(row.emit, members), strict=True):
@@ -476,5 +476,3 @@ def _layouts(table: Table) -> dict[str, Layout]:
     layouts = {name: Layout(table, plan) for name, plan in table.forwards.items()}
     return {state.name: layouts[state.forward] for state in table.states if state.forward is not None}
 
-
-_NOTHING: Tokens = np.zeros(0, np.int64)

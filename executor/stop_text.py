@@ -27,7 +27,9 @@ class StopText:
             start, self.found = min(starts)
             self._held = ""
             return held[: start + len(self.found)] if self._include else held[:start]
-        keep = max((_overlap(held, stop) for stop in self.stops), default=0)
+        keep = 0
+        for stop in self.stops:
+            keep = max(keep, _overlap(held, stop))
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
 
@@ -39,7 +41,9 @@ class StopText:
 
 def _overlap(text: str, stop: str) -> int:
     """Count the characters at the end of a text that begin a stop string."""
-    for size in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
+    at = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+    while at >= 0:
+        if stop.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(stop[0], at + 1)
     return 0

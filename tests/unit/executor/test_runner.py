@@ -303,5 +303,5 @@ def test_request_text_grows_and_finds_stops() -> None:
         request.append(np.arange(200))
     assert 802 == len(request.text)
     assert [0, 1, 2] == request.output[:3]
-    assert 1 == request.stop_in(np.array([7, 8, 9]), NO_STOP)
-    assert NO_STOP == request.stop_in(np.array([7]), NO_STOP)
+    assert 1 == request.stop_in([7, 8, 9], NO_STOP)
+    assert NO_STOP == request.stop_in([7], NO_STOP)
