@@ -227,7 +227,9 @@ class PageAllocator:
         if line is None:
             line = self._lines[request] = self._take_line()
         if len(table) > self._starts.shape[1]:
-            more = np.zeros((len(self._starts), max(len(table) - self._starts.shape[1], self._starts.shape[1])), np.int64)
+            more = np.zeros(
+                (len(self._starts), max(len(table) - self._starts.shape[1], self._starts.shape[1])), np.int64
+            )
             self._starts = np.concatenate([self._starts, more], 1)
         self._starts[line, first : len(table)] = np.array(table[first:], np.int64) * self.page_size
         self._starts[line, len(table) :] = 0

@@ -218,19 +218,19 @@ class Runner:
             for request, count in zip(scope.requests, shape.counts.tolist(), strict=True):
                 request.forwards += count > 0
         else:
-            for member, line in enumerate(lines):
-                self._add_states(block, member, line, batch)
+            for member in range(len(lines)):
+                self._add_states(block, member, lines[member : member + 1], batch)
         batch.wanted += [first + rows.numbers for rows in block.logit_readers]
         return block
 
-    def _add_states(self, block: Block, member: int, line: np.int64, batch: Batch) -> None:
+    def _add_states(self, block: Block, member: int, line: NDArray[np.int64], batch: Batch) -> None:
         """Add the hidden states that a request's rows of a draft model read."""
         features = block.features(member)
         if features is not None:
             batch.features.append(features)
         silent = block.slots[member, block.shape.silent[member]]
         if len(silent):
-            slots = torch.from_numpy(self.allocator.physical(line[None], silent))
+            slots = torch.from_numpy(self.allocator.physical(line, silent))
             batch.silent.append(block.context_rows(member, slots))
 
     def _add_chunk(self, chunk: Chunk, batch: Batch) -> tuple[int, int]:
@@ -475,4 +475,3 @@ def _layouts(table: Table) -> dict[str, Layout]:
     """Lay out the forwards of a table, by state."""
     layouts = {name: Layout(table, plan) for name, plan in table.forwards.items()}
     return {state.name: layouts[state.forward] for state in table.states if state.forward is not None}
-

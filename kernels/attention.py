@@ -67,39 +67,44 @@ def plan_attention(
         if rows:
             groups.setdefault(rows, []).append(request)
     return [
-        _plan_group(rows, members, row_start, slots, context_slots, context, masks, kv_heads, dtype)
+        _plan_group(
+            rows,
+            [row_start[member] for member in members],
+            slots,
+            context_slots if len(members) == len(context) else context_slots[members],
+            [context[member] for member in members],
+            [masks[member] for member in members],
+            kv_heads,
+            dtype,
+        )
         for rows, members in groups.items()
     ]
 
 
 def _plan_group(
     rows: int,
-    members: list[int],
-    row_start: Sequence[int],
+    starts: list[int],
     slots: torch.Tensor,
     context_slots: torch.Tensor,
-    context: Sequence[int],
-    masks: Sequence[torch.Tensor],
+    context: list[int],
+    masks: list[torch.Tensor],
     kv_heads: int,
     dtype: torch.dtype,
 ) -> AttentionGroup:
     """Lay out one group; the block's own rows stand right behind each request's prefix."""
-    before = torch.tensor([context[member] for member in members])
-    lengths = before + rows
-    width = max(context[member] for member in members) + rows
-    starts = [row_start[member] for member in members]
-    query_rows: slice | torch.Tensor = slice(starts[0], starts[0] + rows * len(members))
+    members, before = len(starts), torch.tensor(context)
+    width = max(context) + rows
+    query_rows: slice | torch.Tensor = slice(starts[0], starts[0] + rows * members)
     if not all(later - start == rows for start, later in pairwise(starts)):
         query_rows = (torch.tensor(starts)[:, None] + torch.arange(rows)).reshape(-1)
-    shown = context_slots if len(members) == len(context) else context_slots[torch.tensor(members)]
-    seen = torch.zeros(len(members), width, dtype=torch.int64)
-    kept = min(width, shown.shape[1])
-    seen[:, :kept] = shown[:, :kept]
-    seen.scatter_(1, before[:, None] + torch.arange(rows), slots[query_rows].view(len(members), rows))
-    bias = _bias(rows, lengths, width, [masks[member] for member in members], dtype)
-    span = _span(seen[0]) if len(members) == 1 else None
+    seen = torch.zeros(members, width, dtype=torch.int64)
+    kept = min(width, context_slots.shape[1])
+    seen[:, :kept] = context_slots[:, :kept]
+    seen.scatter_(1, before[:, None] + torch.arange(rows), slots[query_rows].view(members, rows))
+    bias = _bias(rows, before + rows, width, masks, dtype)
+    span = _span(seen[0]) if members == 1 else None
     gather = None if span is not None else _gather(seen, kv_heads)
-    return AttentionGroup(len(members), rows, width, query_rows, span, gather, bias)
+    return AttentionGroup(members, rows, width, query_rows, span, gather, bias)
 
 
 def _bias(

@@ -202,7 +202,9 @@ class LayerStack:
         config = self.config
         total, heads, keys, head_dim = len(stream), config.heads, config.kv_heads, config.head_dim
         qkv = self._project(read.to(self.dtype), layer.qkv, layer.qkv_bias, shared, index, "qkv")
-        lines = qkv.to(self.wide, memory_format=torch.contiguous_format).view(total, heads + 2 * keys, head_dim)
+        lines = qkv.to(self.wide, memory_format=torch.contiguous_format).view(
+            total, heads + 2 * keys, head_dim
+        )
         turning = lines[:, : heads + keys]
         if layer.query_norm is not None and layer.key_norm is not None:
             lines[:, :heads] = normed(lines[:, :heads], layer.query_norm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -42,6 +43,25 @@ def test_slots_follow_the_block_table() -> None:
     assert allocator.slots("unknown", 0, 0).tolist() == []
     with pytest.raises(IndexError, match="6 slots"):
         allocator.slots("a", 0, 7)
+
+
+def test_slots_of_several_requests_are_looked_up_at_once() -> None:
+    """Lines grow in number and length without mixing requests, and no slot behind a request's pages is named."""
+    allocator = PageAllocator(200, 2)
+    for request in range(20):
+        allocator.resize(request, 1)
+    allocator.resize(3, 100)
+    allocator.release(4)
+    allocator.resize("late", 2)
+    lines = allocator.lines([3, 19, "late"])
+    own = np.array([199, 1, 3])
+    expected = [2 * allocator.block_table(request)[-1] + 1 for request in (3, 19, "late")]
+    assert expected == allocator.physical(lines, own).tolist()
+    fronts = allocator.fronts(lines, own + 1)
+    assert (3, 200) == fronts.shape
+    assert allocator.slots("late", 0, 4).tolist() == fronts[2, :4].tolist()
+    with pytest.raises(IndexError, match="behind the pages"):
+        allocator.physical(lines, own + 1)
 
 
 def test_exhaustion_changes_nothing() -> None:
