@@ -205,7 +205,7 @@ def _print(title: str, case: dict[str, Any]) -> None:
 def _rows(model: LoadedModel, repeats: int) -> dict[int, float]:
     """Time one forward of one request by its rows, all with logits -> least milliseconds."""
     config, page = model.transformer.config, 16
-    cache = PagedCache(config, (CONTEXT + max(ROWS)) // page, page, model.transformer.dtype)
+    cache = PagedCache(config, -(-(CONTEXT + max(ROWS)) // page), page, model.transformer.dtype)
     batches = {count: _one_request(count) for count in ROWS}
     least = dict.fromkeys(ROWS, float("inf"))
     for _ in range(repeats):
