@@ -56,7 +56,10 @@ def plan(
     ] = None,
     input_: Annotated[str, typer.Option("--input", help="Prompt tokens, as for simulate.")],
     output: Annotated[str, typer.Option(help="Output tokens, as for simulate.")],
-    requests: Annotated[int | None, typer.Option(help="Requests of a run; 200 for a rate.")] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(help="Requests of a run; for a rate by default as many as show it."),
+    ] = None,
     accept: Annotated[
         list[str] | None,
         typer.Option(help="Acceptance of drafts, as for simulate; SPEC=RATES where specs differ."),

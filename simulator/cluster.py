@@ -306,7 +306,7 @@ class Cluster:
         timeline = self._timeline(end_ns)
         pool = self.prepared.pool
         load = Overload(self.requests.arrival_ns, closed=False)
-        load.add(0, log.arrival_ns, log.admitted_ns)
+        load.add(0, log.arrival_ns, log.admitted_ns, log.finish_ns)
         paid = 0
         for replica in self.replicas:
             last = int(replica.column(p.FINISH_NS).max(initial=0))

@@ -30,8 +30,9 @@ class Overload:
         self._first_ns, self._last_ns = (int(arrival_ns[0]), int(arrival_ns[-1])) if self._count else (0, 0)
         self._waits_ns = [0, 0]
         self._behind = 0
+        self._taken_ns = 0
 
-    def add(self, first: int, arrival_ns: Integers, admitted_ns: Integers) -> None:
+    def add(self, first: int, arrival_ns: Integers, admitted_ns: Integers, finish_ns: Integers) -> None:
         """Watch some requests, of which the first is number `first`."""
         if self._closed:
             return
@@ -40,6 +41,7 @@ class Overload:
         self._waits_ns[0] += int(waits[: max(0, third - first)].sum())
         self._waits_ns[1] += int(waits[max(0, self._count - third - first) :].sum())
         self._behind += int((admitted_ns > self._last_ns).sum())
+        self._taken_ns += int((finish_ns - arrival_ns).sum())
 
     def verdicts(self) -> tuple[str, ...]:
         """Say in words that the load is too much; nothing where it is not."""
@@ -47,9 +49,14 @@ class Overload:
         if self._closed:
             return ()
         first, last = (total / 1e9 / (count // 3) for total in self._waits_ns)
+        span, taken = (self._last_ns - self._first_ns) / 1e9, self._taken_ns / count / 1e9
         if behind <= max(WAITING, SHARE * count) or last < GROWTH * first:
-            return ()
-        span = (self._last_ns - self._first_ns) / 1e9
+            # Places fill before anybody waits for one.
+            short = (
+                f"too short to tell: requests arrive for {span:.3g} s and take {taken:.3g} s each, so more than can be"
+                " served would not show; give more --requests"
+            )
+            return (short,) if span < taken else ()
         served = (count - behind) / span if span > 0 else 0.0
         rate = count / span if span > 0 else float("inf")
         message = (

@@ -21,6 +21,9 @@ LOWEST_RATE, HIGHEST_RATE = 1e-3, 1e5  # requests a second
 MOST_SEEDS_FACTOR = 3  # times the seeds that were asked for, where a decision hangs in the balance
 LEVEL = 0.95
 MOST_REPLICAS = 4096
+# A load shows only in a run whose arrivals last many times as long as a request takes under it: in a shorter one what
+# would fill for ever, places first and then the queue, has not filled yet.
+SPANS, MOST_REQUESTS = 10, 20_000
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class RateSearch:
 
     `base` is a scenario whose arrivals are `KIND:RATE[...]`. Each load runs with `seeds` seeds, and with more where its
     interval lies across a limit; one that stays undecided counts as broken. The answer lies in (best, broken], which
-    differ by at most the share `precision`.
+    differ by at most the share `precision`. With `steady`, a run that holds gets more requests
+    than the base has, until its arrivals last `SPANS` times as long as its requests.
     """
 
     base: Scenario
@@ -79,6 +83,7 @@ class RateSearch:
     workers: Workers
     seeds: int = 3
     precision: float = 0.03
+    steady: bool = False
     tried: list[Judged] = field(default_factory=list)
 
     def run(self) -> tuple[float, Judged | None]:
@@ -104,20 +109,32 @@ class RateSearch:
 
     def load(self, rate: float) -> Judged:
         """Judge one rate, with more seeds while it is undecided."""
-        count = self.seeds
+        count, requests = self.seeds, self.base.requests or 0
         while True:
-            points = [self._at(rate, seed) for seed in range(count)]
-            found = judge(rate, self.workers.run(points, self.slos), self.slos)
-            if found.verdict != "undecided" or count >= MOST_SEEDS_FACTOR * self.seeds:
+            points = [self._at(rate, seed, requests) for seed in range(count)]
+            results = self.workers.run(points, self.slos)
+            found = judge(rate, results, self.slos)
+            if found.verdict != "broken" and (wanted := self._steady(rate, results)) > requests:
+                requests = min(MOST_REQUESTS, max(wanted, 2 * requests))
+            elif found.verdict != "undecided" or count >= MOST_SEEDS_FACTOR * self.seeds:
                 self.tried.append(found)
                 return found
-            count += self.seeds
+            else:
+                count += self.seeds
 
-    def _at(self, rate: float, seed: int) -> Scenario:
+    def _steady(self, rate: float, results: Sequence[Result]) -> int:
+        """Give the requests with which arrivals last long enough for those latencies."""
+        if not self.steady:
+            return 0
+        seconds = max(float(result["e2e_ms_mean"]) for result in results) / 1e3
+        return min(MOST_REQUESTS, math.ceil(SPANS * rate * seconds))
+
+    def _at(self, rate: float, seed: int, requests: int) -> Scenario:
         kind, _, rest = self.base.arrivals.partition(":")
         tail = rest.partition(":")[2]
         arrivals = ":".join(word for word in (kind, f"{rate:.6g}", tail) if word)
-        return self.base.model_copy(update={"arrivals": arrivals, "seed": self.base.seed + seed})
+        fields = {"arrivals": arrivals, "seed": self.base.seed + seed, "requests": requests}
+        return self.base.model_copy(update=fields)
 
     def refuse_hopeless(self, found: Judged) -> None:
         """Raise UserError where a run failed for a reason that no other load changes."""

@@ -140,7 +140,7 @@ class Simulation:
 
         def taken(log: RequestLog) -> None:
             tally.add(log)
-            load.add(log.first, log.arrival_ns, log.admitted_ns)
+            load.add(log.first, log.arrival_ns, log.admitted_ns, log.finish_ns)
             if keep:
                 rows.append(log)
             if take is not None:
