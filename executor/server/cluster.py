@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -35,16 +36,27 @@ _QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 def require_ray() -> None:
     """Raise UserError where the layer is not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-    # An engine's thread may keep its process busy for longer than the tenth of a second that Serve waits by default.
-    os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "5")
+    for name, value in _environment().items():
+        os.environ.setdefault(name, value)
     try:
         import ray.serve  # type: ignore[import-not-found]  # noqa: F401 -- looked for
     except ImportError:
         raise UserError(
             "--replicas needs Ray Serve, which is not installed; run: pip install 'fsm-spec[ray]'"
         ) from None
+
+
+def _environment() -> dict[str, str]:
+    """Give what Ray reads from the environment, where nobody has said otherwise."""
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_COLOR_PREFIX": "0",
+        # Ray listens on all addresses, so that nobody may talk to it without the token of this run.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # An engine's thread may keep its process busy for longer than the tenth of a second that Serve waits.
+        "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "5",
+    }
 
 
 @contextmanager
@@ -83,16 +95,15 @@ def _ray() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="fsm-ray-", ignore_cleanup_errors=True) as scratch:
         try:
             logging.getLogger("ray.serve").setLevel(logging.WARNING)
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                logging_level="warning",
-                namespace="fsm-spec",
-                # Ray listens as the server does by default: for this machine only.
-                _node_ip_address="127.0.0.1",
-                _temp_dir=scratch,
-            )
-            serve.start(http_options={"location": "NoServer"}, logging_config=_QUIET)
+            with _said("Ray does not start"):
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    logging_level="warning",
+                    namespace="fsm-spec",
+                    _temp_dir=scratch,
+                )
+                serve.start(http_options={"location": "NoServer"}, logging_config=_QUIET)
             yield
         finally:
             serve.shutdown()
@@ -119,7 +130,18 @@ def _deploy(run: Serving, settings: dict[str, Any], verdict: str) -> list[ServeL
         serve.RunTarget(deployment.bind(run, settings, verdict), name=f"replica-{number}", route_prefix=None)
         for number in range(run.replicas)
     ]
-    return [ServeLink(handle) for handle in serve.run_many(targets)]
+    with _said("the replicas do not start"):
+        return [ServeLink(handle) for handle in serve.run_many(targets)]
+
+
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Turn what Ray raises into one sentence, with the last line of its own reason."""
+    try:
+        yield
+    except (RuntimeError, ConnectionError, OSError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise UserError(f"{what}: {lines[-1]}; look above for more, or serve without --replicas") from error
 
 
 def _gpus(run: Serving) -> int:
