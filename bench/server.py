@@ -29,6 +29,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.executor.generate import Options, Session
 from fsm_spec.executor.models.load import LoadedModel, load_model
 from fsm_spec.executor.server.app import Server
+from fsm_spec.executor.server.engines import OneEngine
 from fsm_spec.load import load
 from fsm_spec.policy import Pool
 
@@ -134,7 +135,8 @@ def _server(at: tuple[str, Server], texts: list[str], tokens: int) -> dict[str, 
 def _engine_seconds(parts: Server) -> float:
     """Read the server's own count of the time in iterations."""
     labels = {"model_name": parts.served.name}
-    return parts.metrics.registry.get_sample_value("fsm_spec:engine_seconds_total", labels) or 0.0
+    assert isinstance(parts.engines, OneEngine)
+    return parts.engines.observer.registry.get_sample_value("fsm_spec:engine_seconds_total", labels) or 0.0
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class Layout:
         # The plan's rows that each operator reads.
         self.readers = [self._rows_of(operator.rows) for operator in plan.operators]
         self.captures = any(operator.op == "capture" for operator in plan.operators)
-        self._shapes: dict[bytes, Shape] = {}
+        self._shapes: dict[tuple[int, bytes], Shape] = {}
         self._masks: dict[tuple[int, ...], torch.Tensor] = {}
 
     def _from_kv(self, exprs: list[Expr]) -> Integers | None:
@@ -142,7 +142,8 @@ class Layout:
         else:
             counts = self._over(columns, [segment.count for segment in self.plan.segments])
         # Few requests repeat the same counts round after round.
-        key = counts.tobytes()
+        # Few requests repeat the same counts round after round; a plan without rows has no counts to tell them apart.
+        key = (requests, counts.tobytes())
         found = self._shapes.get(key)
         if found is None:
             if len(self._shapes) >= _MOST_SHAPES:

@@ -201,6 +201,36 @@ class Session:
             self.engine = Engine(table, policy, pool, self.runner, trace, prefixes=self.prefixes)
         self._streams: dict[int, _Stream] = {}
 
+    @property
+    def table(self) -> Table:
+        """Give the table that runs, of the tier in force."""
+        return self.runner.table
+
+    @property
+    def config(self) -> ModelConfig:
+        """Give the numbers of the model."""
+        return self.model.config
+
+    @property
+    def pool(self) -> Pool:
+        """Give the size of the KV pool."""
+        return self.engine.pool
+
+    @property
+    def policy(self) -> Policy:
+        """Give the scheduling policy in force."""
+        return self.engine.policy
+
+    @property
+    def on_device(self) -> bool:
+        """Tell whether requests live resident on a device."""
+        return self.resident is not None
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Tell whether full pages are kept for later texts that begin alike."""
+        return self.prefixes is not None
+
     def pages_by_kind(self) -> dict[str, int]:
         """Count the pool's pages: with committed KV, held for the coming round, cached and held by nobody, and free."""
         engine = self.engine

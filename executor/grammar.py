@@ -21,9 +21,16 @@ Kind = Literal["json_schema", "regex", "lark"]
 
 
 class Grammar:
-    """Follow one request through a grammar; not shared between requests."""
+    """Follow one request through a grammar; not shared between requests. `compiled` starts another like it."""
 
-    def __init__(self, matcher: Any, vocabulary: int, ends: Sequence[int]) -> None:  # noqa: ANN401 -- untyped library
+    def __init__(
+        self,
+        matcher: Any,  # noqa: ANN401 -- untyped library
+        vocabulary: int,
+        ends: Sequence[int],
+        compiled: str = "",
+    ) -> None:
+        self.compiled = compiled
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._ends = list(ends)
@@ -93,7 +100,7 @@ class GrammarCompiler:
 
     def start(self, compiled: str) -> Grammar:
         """Give the automaton of a checked grammar at its start."""
-        return Grammar(self._matcher(compiled), self._vocabulary, self._ends)
+        return Grammar(self._matcher(compiled), self._vocabulary, self._ends, compiled)
 
     def _matcher(self, compiled: str) -> Any:  # noqa: ANN401 -- untyped library
         from llguidance import LLMatcher, LLTokenizer  # noqa: PLC0415 -- as above

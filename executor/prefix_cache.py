@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fsm_spec import prefix_cache as rules
-from fsm_spec.executor.request import Request
+from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.table import Table
 
 if TYPE_CHECKING:
@@ -147,13 +147,23 @@ class PrefixCache:
 
     def _keys(self, request: Request, pages: int) -> list[bytes]:
         """Give the keys of a text's first pages, each computed once."""
-        size, keys = self.allocator.page_size, request.page_keys
-        while len(keys) < pages:
-            start = len(keys) * size
-            tokens = request.text[start : start + size + self._ahead].tobytes()
-            last = keys[-1] if keys else self._root
-            keys.append(hashlib.blake2b(last + tokens, digest_size=_KEY_BYTES).digest())
+        keys = request.page_keys
+        if len(keys) < pages:
+            size = self.allocator.page_size
+            extend_keys(keys, self._root, request.text, pages, size=size, ahead=self._ahead)
         return keys[:pages]
+
+
+def extend_keys(keys: list[bytes], root: bytes, text: Tokens, pages: int, *, size: int, ahead: int) -> None:
+    """Add the keys of a text's pages up to `pages`, each of the page's `size` tokens, `ahead` more, and the key before.
+
+    The first page's stands on `root`. `text` is int64 [n].
+    """
+    while len(keys) < pages:
+        start = len(keys) * size
+        tokens = text[start : start + size + ahead].tobytes()
+        last = keys[-1] if keys else root
+        keys.append(hashlib.blake2b(last + tokens, digest_size=_KEY_BYTES).digest())
 
 
 def view_of(parts: Iterable[object]) -> str:

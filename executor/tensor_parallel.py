@@ -34,10 +34,10 @@ from fsm_spec.errors import UserError
 from fsm_spec.executor.adapter import bundled_adapter, load_adapter, refuse_adapter_alone
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.models.config import read_config, read_names
-from fsm_spec.executor.models.load import LoadedModel, SafetensorsFolder, load_gguf
+from fsm_spec.executor.models.load import LoadedModel, SafetensorsFolder, folder_of
 from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.split import Split, SplitWeights
-from fsm_spec.executor.models.store import Progress, resolve, silent
+from fsm_spec.executor.models.store import Progress, silent
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.tokenizer import Tokenizer
 from fsm_spec.table import Table
@@ -297,8 +297,7 @@ def load_parallel(
     Where no adapter is given and rows are `gated`, one that lies with the model is taken. `threads` are this
     machine's for all of them together. Raises UserError for a model that cannot be cut so.
     """
-    found = resolve(path_or_name)
-    folder = load_gguf(found, progress) if found.is_file() else found
+    folder = folder_of(path_or_name, progress)
     refuse_adapter_alone(folder)
     tokenizer = Tokenizer.from_folder(folder)
     if adapter is None and gated:

@@ -45,8 +45,7 @@ def load_model(
     `adapter` is a folder; where none is given and rows are `gated`, one that lies with the model is taken.
     Raises UserError where a file is missing or broken, or the files do not fit each other.
     """
-    found = resolve(path_or_name)
-    folder = load_gguf(found, progress) if found.is_file() else found
+    folder = folder_of(path_or_name, progress)
     refuse_adapter_alone(folder)
     config = read_config(folder)
     tokenizer = Tokenizer.from_folder(folder)
@@ -57,6 +56,12 @@ def load_model(
     if adapter is not None:
         transformer.adapter = load_adapter(adapter, config, dtype)
     return LoadedModel(Path(path_or_name).name, folder, config, transformer, tokenizer, adapter)
+
+
+def folder_of(path_or_name: str | Path, progress: Progress = silent) -> Path:
+    """Give the folder that a model is loaded from; a GGUF file is converted first."""
+    found = resolve(path_or_name)
+    return load_gguf(found, progress) if found.is_file() else found
 
 
 def load_gguf(path: Path, progress: Progress = silent) -> Path:

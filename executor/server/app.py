@@ -18,12 +18,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from fsm_spec.executor.server import machine
-from fsm_spec.executor.server.fair import FairQueue
+from fsm_spec.executor.server.engines import Engines
 from fsm_spec.executor.server.generation import answer
 from fsm_spec.executor.server.guard import Guard
 from fsm_spec.executor.server.intake import chat_order, chat_tokens, completion_order, require_tokens
-from fsm_spec.executor.server.meter import Meter
-from fsm_spec.executor.server.metrics import Metrics
 from fsm_spec.executor.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -34,9 +32,7 @@ from fsm_spec.executor.server.protocol import (
 from fsm_spec.executor.server.refusal import Refusal, error_content
 from fsm_spec.executor.server.served import Served
 from fsm_spec.executor.server.stream import EventStream, encode
-from fsm_spec.executor.server.tracing import Tracing
 from fsm_spec.executor.server.validation import refusal_of
-from fsm_spec.executor.server.worker import Worker
 
 # Bodies above this are read into orders outside the event loop: tokenizing 64 kB takes some 10 ms.
 _SMALL_BODY = 16 * 1024
@@ -81,16 +77,10 @@ _ERROR = {
 class Server:
     """Hold the parts of a server; `app` is what uvicorn runs."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, engines: Engines) -> None:
         self.served = served
+        self.engines = engines
         settings = served.settings
-        self.meter = Meter(served.table, served.session.engine.backend)
-        served.session.engine.backend = self.meter
-        endpoint = settings.otlp_endpoint
-        self.tracing = None if endpoint is None else Tracing.to_endpoint(served, endpoint)
-        self.metrics = Metrics(served, self.meter, self.tracing)
-        queue = FairQueue(settings.max_queue, settings.max_queue_tokens)
-        self.worker = Worker(served.session, queue, self.metrics)
         self.api = FastAPI(
             title="fsm-spec serve",
             version=metadata.version("fsm-spec"),
@@ -105,7 +95,7 @@ class Server:
             self.app = CORSMiddleware(
                 self.guard, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
             )
-        _add_errors(self.api, self.metrics)
+        _add_errors(self.api, engines)
         _add_generation(self)
         _add_tokens(self)
         _add_monitoring(self)
@@ -115,24 +105,22 @@ class Server:
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         del app  # the protocol's
-        self.worker.start()
+        await self.engines.start()
         try:
             yield
         finally:
-            await asyncio.to_thread(self.worker.stop)
-            if self.tracing is not None:
-                await asyncio.to_thread(self.tracing.close)
+            await self.engines.stop()
 
 
 def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(encode(value), status, headers, media_type="application/json")
 
 
-def _add_errors(api: FastAPI, metrics: Metrics) -> None:
+def _add_errors(api: FastAPI, engines: Engines) -> None:
     """Turn every way a request can fail into an error object."""
 
     def refused(refusal: Refusal) -> Response:
-        metrics.rejected.labels(metrics.model, refusal.code or str(refusal.status)).inc()
+        engines.refused(refusal.code or str(refusal.status))
         return _json(refusal.content(), refusal.status, refusal.headers)
 
     async def on_refusal(_: Request, error: Exception) -> Response:
@@ -165,7 +153,7 @@ def _add_errors(api: FastAPI, metrics: Metrics) -> None:
 
 def _add_generation(server: Server) -> None:
     """Add completions and chats."""
-    served, worker = server.served, server.worker
+    served, engines = server.served, server.engines
 
     async def run(make: Any, body: Any, request: Request, kind: str) -> Response | EventStream:  # noqa: ANN401 -- two pairs of types
         state = request.state
@@ -181,7 +169,7 @@ def _add_generation(server: Server) -> None:
         state.log |= {"prompt_tokens": order.prompt_tokens, "choices": len(order.jobs)}
         if served.settings.log_prompts:
             state.log["prompts"] = [served.tokenizer.decode(job.prompt) for job in order.jobs]
-        return await answer(order, served, worker, request)
+        return await answer(order, served, engines, request)
 
     @server.api.post("/v1/completions", responses=ERRORS, response_model=None, tags=["generation"])
     async def completions(body: CompletionRequest, request: Request) -> Response | EventStream:
@@ -246,21 +234,22 @@ def _add_monitoring(server: Server) -> None:
     @server.api.get("/health", responses=ERRORS, tags=["monitoring"])
     async def health() -> Response:
         """Answer 200 while the engine can serve."""
-        if not server.worker.alive:
+        if not server.engines.alive:
             raise Refusal("the engine is not running", code="engine_down", status=503)
         return _json({"status": "ok"})
 
     @server.api.get("/ready", responses=ERRORS, tags=["monitoring"])
     async def ready() -> Response:
         """Answer 200 while new requests are taken."""
-        if server.guard.draining or not server.worker.alive:
+        if server.guard.draining or not server.engines.alive:
             raise Refusal("no new requests are taken", code="draining", status=503)
         return _json({"status": "ready"})
 
     @server.api.get("/metrics", tags=["monitoring"])
     async def metrics() -> Response:
         """Give metrics in Prometheus' form."""
-        return Response(server.metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})
+        page = await server.engines.metrics()
+        return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
 
     @server.api.get("/version", tags=["monitoring"])
     async def version() -> Response:
@@ -283,12 +272,12 @@ def _add_monitoring(server: Server) -> None:
 
 def _add_machine(server: Server) -> None:
     """Add what shows and steers the state machine."""
-    served, worker = server.served, server.worker
+    served, engines = server.served, server.engines
 
     @server.api.get("/v1/fsm", responses=ERRORS, tags=["state machine"])
     async def describe() -> Response:
         """Describe spec, model, pool and policy."""
-        return _json(machine.describe(served))
+        return _json({**machine.describe(served), **engines.describe()})
 
     @server.api.get("/v1/fsm/diagram", responses=ERRORS, tags=["state machine"])
     async def diagram() -> Response:
@@ -298,13 +287,12 @@ def _add_machine(server: Server) -> None:
     @server.api.get("/v1/fsm/requests", responses=ERRORS, tags=["state machine"])
     async def requests() -> Response:
         """Say in which state every request is."""
-        return _json(await worker.call(lambda: machine.snapshot(served, worker, server.meter)))
+        return _json(await engines.requests())
 
     @server.api.put("/v1/fsm/policy", responses=ERRORS, tags=["state machine"])
     async def policy(body: PolicyRequest) -> Response:
         """Put another scheduling policy in force, between two iterations."""
-        chosen = await worker.call(lambda: machine.switch_policy(served, body.policy))
-        return _json(chosen.model_dump())
+        return _json(await engines.switch(body.policy))
 
 
 def _document(api: FastAPI, *, keyed: bool) -> None:

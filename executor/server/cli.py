@@ -151,6 +151,15 @@ def serve(
             rich_help_panel=_MODEL,
         ),
     ] = 1,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            help="Copies of the model, each in a process of its own; more than 1 needs Ray.",
+            min=1,
+            max=64,
+            rich_help_panel=_MODEL,
+        ),
+    ] = 1,
     unproved: Annotated[
         bool,
         typer.Option(
@@ -222,6 +231,7 @@ def serve(
             drafters=draft_places(draft or []),
             prefix_cache=prefix_cache,
             tensor_parallel=tensor_parallel,
+            replicas=replicas,
         ),
         {
             "names": tuple(served_model_name or ()),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +21,12 @@ from fsm_spec.prefix_cache import refusal
 from fsm_spec.table import Table
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from fsm_spec.executor.device.resident import Resident
     from fsm_spec.executor.models.drafter import Drafter
     from fsm_spec.executor.models.load import LoadedModel
     from fsm_spec.executor.server.app import Server
-    from fsm_spec.executor.server.settings import Settings
+    from fsm_spec.executor.server.engines import OneEngine
+    from fsm_spec.executor.server.served import Served
 
 GIB = 2**30
 # Without --pages: so much of the free memory holds KV, and no more than that many bytes.
@@ -64,15 +61,31 @@ class Serving:
     device: str = "cpu"
     resident: bool = False
     require_graphs: bool = False
+    replicas: int = 1
 
 
 def execute(run: Serving, settings: dict[str, Any]) -> None:
     """Serve until SIGTERM or SIGINT; what can be refused before the model loads is refused before."""
+    if run.replicas > 1:
+        from fsm_spec.executor.server.cluster import require_ray
+
+        require_ray()
     loaded = load(run.spec)
     chosen_policy(run)
     chosen_device(run)
-    server = build(run, settings, loaded, judge(loaded, run.params, unproved=run.unproved))
-    _serve(server, run)
+    verdict = judge(loaded, run.params, unproved=run.unproved)
+
+    from fsm_spec.executor.server import logs
+    from fsm_spec.executor.server.listen import listen
+
+    logs.set_up(as_json=run.log_json)
+    if run.replicas == 1:
+        listen(build(run, settings, loaded, verdict), run.host, run.port)
+        return
+    from fsm_spec.executor.server.cluster import replicated
+
+    with replicated(run, settings, loaded, verdict) as server:
+        listen(server, run.host, run.port)
 
 
 def chosen_device(run: Serving) -> Resident | None:
@@ -118,9 +131,23 @@ def build(
     drafters: dict[str, Drafter] | None = None,
 ) -> Server:
     """Put a server together; model and draft models are loaded unless they are given."""
+    from fsm_spec.executor.server.app import Server
+
+    return Server(*open_engine(run, settings, loaded, verdict, model, drafters))
+
+
+def open_engine(
+    run: Serving,
+    settings: dict[str, Any],
+    loaded: Loaded,
+    verdict: str = PROVED,
+    model: LoadedModel | None = None,
+    drafters: dict[str, Drafter] | None = None,
+) -> tuple[Served, OneEngine]:
+    """Open the engine of this process, and say what it serves."""
     from fsm_spec.executor.generate import Session
     from fsm_spec.executor.models.load_drafters import load_drafters
-    from fsm_spec.executor.server.app import Server
+    from fsm_spec.executor.server.engines import OneEngine
     from fsm_spec.executor.server.fingerprint import fingerprint
     from fsm_spec.executor.server.served import Served
     from fsm_spec.executor.server.settings import Settings
@@ -174,7 +201,7 @@ def build(
         "fingerprint": fingerprint(model.transformer, model.folder, model.adapter, facts),
     }
     served = Served(session, loaded, Settings(**settings), verdict, int(time.time()))
-    return Server(served)
+    return served, OneEngine(served, session)
 
 
 def _load(run: Serving, table: Table) -> LoadedModel:
@@ -182,7 +209,7 @@ def _load(run: Serving, table: Table) -> LoadedModel:
 
     from fsm_spec.executor.models.load import load_model
 
-    threads = default_threads() if run.threads is None else run.threads
+    threads = max(1, default_threads() // run.replicas) if run.threads is None else run.threads
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
     if run.tensor_parallel > 1:
         from fsm_spec.executor.tensor_parallel import load_parallel
@@ -214,76 +241,6 @@ def _pool(run: Serving, table: Table, model: LoadedModel, longest: int, resident
         slot *= model.transformer.dtype.itemsize
         return Pool(max(least, spare // (run.page_size * slot)), run.page_size)
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    # Each process holds its heads of every page, and all of them share the memory.
-    bytes_a_page = run.page_size * slot * 4 * run.tensor_parallel
+    # Each process holds its heads of every page, and all of them, of all replicas, share the memory.
+    bytes_a_page = run.page_size * slot * 4 * run.tensor_parallel * run.replicas
     return Pool(max(least, min(free // _SHARE, _MOST_KV) // bytes_a_page), run.page_size)
-
-
-def _serve(server: Server, run: Serving) -> None:
-    """Run uvicorn; on SIGTERM new requests are refused and running ones get the time to end."""
-    import uvicorn
-
-    from fsm_spec.executor.server import logs
-
-    settings: Settings = server.served.settings
-    logs.set_up(as_json=run.log_json)
-    config = uvicorn.Config(
-        server.app,
-        host=run.host,
-        port=run.port,
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=max(1, int(settings.drain)),
-        server_header=False,
-        # Longer than clients keep idle connections, so that none meets one that is just being closed.
-        timeout_keep_alive=75,
-    )
-
-    class Draining(uvicorn.Server):
-        """Tell the guard first, so that what comes on open connections is refused too."""
-
-        def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ANN401 -- as overridden
-            if not server.guard.draining:
-                server.guard.draining = True
-                logs.log("draining", signal=signal.Signals(sig).name, running=len(server.worker.jobs))
-            del frame  # the protocol's
-            # As uvicorn does, but without raising the signal again at the end: the exit code is 0.
-            self.force_exit = self.should_exit
-            self.should_exit = True
-
-        async def on_tick(self, counter: int) -> bool:
-            # Nothing brings a failed engine back: end, so that whoever watches the process starts another.
-            return await super().on_tick(counter) or server.worker.fault is not None
-
-        async def startup(self, sockets: Any = None) -> None:  # noqa: ANN401 -- as overridden
-            await super().startup(sockets)
-            if self.started:
-                _announce(server, self)
-
-    Draining(config).run()
-    if server.worker.fault is not None:
-        raise UserError(f"the engine failed: {server.worker.fault}; the log says more")
-
-
-def _announce(server: Server, running: uvicorn.Server) -> None:
-    """Say where the server listens, once it does."""
-    from fsm_spec.executor.server import logs
-
-    served = server.served
-    host, port = running.servers[0].sockets[0].getsockname()[:2]
-    place = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    pool = served.session.engine.pool
-    logs.log(
-        "serving",
-        url=f"{place}/v1",
-        spec=served.table.name,
-        verdict=served.verdict,
-        model=served.name,
-        context=served.settings.max_model_len,
-        pages=pool.pages,
-        page_size=pool.page_size,
-        prefix_cache=served.session.prefixes is not None,
-        fingerprint=served.settings.fingerprint,
-    )
-    sys.stderr.flush()

@@ -10,36 +10,36 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fsm_spec.executor.server.answer import Choice, Writer
+from fsm_spec.executor.server.engines import Engines
 from fsm_spec.executor.server.intake import Order
 from fsm_spec.executor.server.job import Delta
 from fsm_spec.executor.server.refusal import Refusal
 from fsm_spec.executor.server.served import Served
 from fsm_spec.executor.server.stream import DONE, EventStream, disconnected, encode, event
-from fsm_spec.executor.server.worker import Worker
 
 Answer = TypeVar("Answer")
 
 
-async def answer(order: Order, served: Served, worker: Worker, request: Request) -> Response | EventStream:
+async def answer(order: Order, served: Served, engines: Engines, request: Request) -> Response | EventStream:
     """Give the response to an order; raises Refusal where it cannot be taken now."""
-    worker.submit(order.jobs)
+    engines.submit(order.jobs)
     writer = Writer(order, served)
     if order.stream:
         # The first word decides between a stream and an error with a status of its own.
         try:
             first = await _unless_left(_next(writer), request)
         except BaseException:
-            worker.cancel(order.jobs)
+            engines.cancel(order.jobs)
             raise
         if first[1].error is not None:
-            worker.cancel(order.jobs)
+            engines.cancel(order.jobs)
             raise first[1].error
         events = _events(writer, first)
-        return EventStream(events, lambda: worker.cancel(order.jobs), served.settings.stall)
+        return EventStream(events, lambda: engines.cancel(order.jobs), served.settings.stall)
     try:
         await _unless_left(_finish(writer), request)
     except BaseException:
-        worker.cancel(order.jobs)
+        engines.cancel(order.jobs)
         raise
     return Response(encode(writer.whole()), media_type="application/json")
 

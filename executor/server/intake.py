@@ -24,6 +24,14 @@ from fsm_spec.kernels.law import SamplingParams
 
 # OpenAI's default for completions; a chat runs as long as the context has room.
 COMPLETION_TOKENS = 16
+# Parameters whose work is the host's, with the values at which there is none.
+_HOSTS: dict[str, Any] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+    "min_tokens": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -181,6 +189,10 @@ def _options(request: SamplingRequest, served: Served, logprobs: int | None) -> 
     """Give how all choices of a request are sampled, and where they end."""
     if logprobs is not None:
         served.require_order("logprobs")
+        served.require_host("logprobs")
+    for name, neutral in _HOSTS.items():
+        if getattr(request, name) not in (None, neutral):
+            served.require_host(name)
     temperature = 1.0 if request.temperature is None else request.temperature
     sampling = SamplingParams(
         temperature,
@@ -191,6 +203,7 @@ def _options(request: SamplingRequest, served: Served, logprobs: int | None) -> 
     extra = tuple(request.stop_token_ids or ())
     require_tokens(list(extra), served.config.vocab, "stop_token_ids")
     ends = () if request.ignore_eos else served.config.eos_token_ids
+    served.require_stop_ids(len({*ends, *extra}))
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return Options(
         sampling=sampling,
@@ -241,6 +254,7 @@ def _grammar(request: SamplingRequest, served: Served) -> str | None:
 
 def _compiled(served: Served, kind: Kind, text: str, param: str) -> str:
     served.require_order(param)
+    served.require_host(param)
     try:
         return served.compiler.check(kind, text)
     except UserError as error:

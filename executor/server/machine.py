@@ -7,6 +7,7 @@ from typing import Any
 
 from fsm_spec.drawing import svg
 from fsm_spec.errors import FsmSpecError
+from fsm_spec.executor.generate import Session
 from fsm_spec.executor.server.meter import Meter
 from fsm_spec.executor.server.refusal import Refusal
 from fsm_spec.executor.server.served import Served
@@ -19,7 +20,7 @@ _WATCHED = 10.0
 
 def describe(served: Served) -> dict[str, Any]:
     """Describe the spec, model and policy that run."""
-    table, engine = served.table, served.session.engine
+    table, session = served.table, served.session
     return {
         "spec": table.name,
         "about": served.loaded.spec.about.strip(),
@@ -32,8 +33,8 @@ def describe(served: Served) -> dict[str, Any]:
         ],
         "model": served.name,
         "system_fingerprint": served.settings.fingerprint,
-        "pool": engine.pool._asdict(),
-        "policy": engine.policy.model_dump(),
+        "pool": session.pool._asdict(),
+        "policy": session.policy.model_dump(),
         "policies": [*(name for name in ADMISSIONS if name != "greedy"), *shipped_policies()],
     }
 
@@ -46,14 +47,14 @@ def diagram(served: Served) -> str:
 def snapshot(served: Served, worker: Worker, meter: Meter) -> dict[str, Any]:
     """Say where every request is; called in the engine's thread."""
     meter.watched_until = time.monotonic() + _WATCHED
-    engine, table = served.session.engine, served.table
+    engine, table = worker.session.engine, served.table
     live = []
     for slot in engine.live.tolist():
         number = int(engine.requests[slot])
         job = worker.jobs.get(number)
         if job is None:
             continue
-        request = served.session.request(number)
+        request = worker.session.request(number)
         live.append(
             {
                 "id": job.request_id,
@@ -79,7 +80,7 @@ def snapshot(served: Served, worker: Worker, meter: Meter) -> dict[str, Any]:
     }
 
 
-def switch_policy(served: Served, wanted: str | dict[str, Any]) -> Policy:
+def switch_policy(session: Session, wanted: str | dict[str, Any]) -> Policy:
     """Put another policy in force; called in the engine's thread. Raises Refusal for one that cannot run here."""
     # Names only: a path would let clients read the server's files.
     known = (*ADMISSIONS, *shipped_policies())
@@ -91,7 +92,7 @@ def switch_policy(served: Served, wanted: str | dict[str, Any]) -> Policy:
         raise Refusal(" ".join(str(error).split()), "policy", "invalid_value") from None
     require_live(policy)
     try:
-        served.session.switch(policy)
+        session.switch(policy)
     except FsmSpecError as error:
         raise Refusal(str(error), "policy", "invalid_value") from None
     return policy

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from fsm_spec.executor.generate import Session
 from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.job import Job
 from fsm_spec.executor.server.meter import Meter
@@ -65,8 +66,11 @@ def harmless(method: Callable[Given, None]) -> Callable[Given, None]:
 class Metrics:
     """Hold a server's registry, and follow its worker."""
 
-    def __init__(self, served: Served, meter: Meter, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self, served: Served, session: Session, meter: Meter, tracing: Tracing | None = None
+    ) -> None:
         self.served = served
+        self.session = session
         self.tracing = tracing
         self.meter = meter
         self.registry = CollectorRegistry()
@@ -143,14 +147,14 @@ class Metrics:
         self.histograms = {key: make(*entry) for key, entry in {**seconds, **tokens}.items()}
 
     def _describe(self) -> None:
-        pool, table = self.served.session.engine.pool, self.served.table
+        pool, table = self.session.pool, self.served.table
         info = Gauge(
             "vllm:cache_config_info",
             "Size of the KV pool.",
             ("model_name", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
             registry=self.registry,
         )
-        caching = str(self.served.session.prefixes is not None)
+        caching = str(self.session.caches_prefixes)
         info.labels(self.model, str(pool.page_size), str(pool.pages), caching).set(1)
         spec = Gauge(
             "fsm_spec:spec_info",
@@ -248,7 +252,7 @@ class Metrics:
             self._see("iteration", emitted)
         self._drafts(counts.judged, counts.drafted, counts.accepted, counts.places)
         self.preempted.labels(model).inc(counts.preemptions)
-        if self.served.session.prefixes is not None:
+        if self.session.caches_prefixes:
             self.cache_queries.labels(model).inc(counts.looked_up)
             self.cache_hits.labels(model).inc(counts.found)
 
@@ -260,12 +264,11 @@ class Metrics:
             self.by_place.labels(self.model, str(place)).inc(number)
 
     def _levels(self, *, running: int, waiting: int) -> None:
-        engine = self.served.session.engine
         self.running.labels(self.model).set(running)
         self.waiting.labels(self.model).set(waiting)
-        kinds = self.served.session.pages_by_kind()
+        kinds = self.session.pages_by_kind()
         held = kinds["committed"] + kinds["tentative"]
-        self.usage.labels(self.model).set(held / engine.pool.pages)
+        self.usage.labels(self.model).set(held / self.session.pool.pages)
         for kind, pages in kinds.items():
             self.pages.labels(self.model, kind).set(pages)
         for name, value in self.served.table.params.items():

@@ -4,25 +4,84 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from fsm_spec.errors import PoolExhausted
 from fsm_spec.executor.control import reads_in_order
-from fsm_spec.executor.generate import Session
+from fsm_spec.executor.device.state import STOP_IDS
 from fsm_spec.executor.grammar import GrammarCompiler
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.server.refusal import Refusal
 from fsm_spec.executor.server.settings import Settings
 from fsm_spec.executor.tokenizer import Tokenizer
 from fsm_spec.load import Loaded
-from fsm_spec.policy import refuse_impossible
+from fsm_spec.policy import Policy, Pool, refuse_impossible
 from fsm_spec.table import Table
+
+
+class Described(Protocol):
+    """Be what the routes must know of a session; one that runs in this process is its own description."""
+
+    @property
+    def table(self) -> Table:
+        """Give the table that runs."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Give the numbers of the model."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Give the model's tokenizer."""
+
+    @property
+    def pool(self) -> Pool:
+        """Give the size of the KV pool."""
+
+    @property
+    def policy(self) -> Policy:
+        """Give the scheduling policy in force."""
+
+    @property
+    def on_device(self) -> bool:
+        """Tell whether requests live resident on a device."""
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Tell whether full pages are kept for later texts that begin alike."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Describe a session that runs in another process; fields as `Described`."""
+
+    table: Table
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    pool: Pool
+    policy: Policy
+    on_device: bool
+    caches_prefixes: bool
+
+    @classmethod
+    def of(cls, session: Described) -> Elsewhere:
+        """Describe a session without its tokenizer, which does not travel."""
+        return cls(
+            session.table,
+            session.config,
+            None,
+            session.pool,
+            session.policy,
+            session.on_device,
+            session.caches_prefixes,
+        )
 
 
 @dataclass
 class Served:
-    """Hold session, spec and settings; `verdict` is the checker's on the spec."""
+    """Hold what is known of the session, spec and settings; `verdict` is the checker's on the spec."""
 
-    session: Session
+    session: Described
     loaded: Loaded
     settings: Settings
     verdict: str = "unchecked"
@@ -35,12 +94,12 @@ class Served:
     @property
     def table(self) -> Table:
         """Give the table that runs."""
-        return self.session.runner.table
+        return self.session.table
 
     @property
     def config(self) -> ModelConfig:
         """Give the numbers of the model."""
-        return self.session.model.config
+        return self.session.config
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -74,6 +133,26 @@ class Served:
                 "leave it out or serve another spec",
                 param,
                 "unsupported_parameter",
+            )
+
+    def require_host(self, param: str) -> None:
+        """Refuse a parameter whose work is the host's, where requests live on a device."""
+        if self.session.on_device:
+            raise Refusal(
+                f"{param} is computed by the host between two forwards, and requests live on a device here; "
+                "leave it out, or serve with --device cpu and without --resident",
+                param,
+                "unsupported_parameter",
+            )
+
+    def require_stop_ids(self, count: int) -> None:
+        """Refuse more stop tokens than a request that lives on a device has room for."""
+        if self.session.on_device and count > STOP_IDS:
+            raise Refusal(
+                f"stop_token_ids and the model's own end tokens are {count}, and a request that lives on a device "
+                f"holds {STOP_IDS}; give fewer",
+                "stop_token_ids",
+                "invalid_value",
             )
 
     def limit(self, prompt: int, wanted: int | None, param: str, prompt_param: str) -> int:
@@ -128,5 +207,4 @@ class Served:
         return True
 
     def _refuse_impossible(self, prompt: int, limit: int) -> None:
-        engine = self.session.engine
-        refuse_impossible(self.table, engine.pool, prompt, limit, engine.policy)
+        refuse_impossible(self.table, self.session.pool, prompt, limit, self.session.policy)

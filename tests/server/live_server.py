@@ -152,6 +152,18 @@ class Running:
         assert 0 == found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"]
         return found
 
+    def settled_replicas(self, pages: int) -> dict[str, float]:
+        """Wait until nothing runs on any replica; `pages` are those of all pools together."""
+        until = time.monotonic() + SETTLE_SECONDS
+        while True:
+            state = self.http.get("/v1/fsm/requests").json()
+            if not (state["live"] or state["waiting"] or state["preempted"]):
+                break
+            assert time.monotonic() < until, state
+            time.sleep(0.05)
+        assert pages == state["pages"]["cached"] + state["pages"]["free"]
+        return self.metrics()
+
     def tasks(self) -> int:
         """Count the tasks of the event loop besides the server's own."""
         assert self.loop is not None
@@ -191,7 +203,13 @@ def in_process(folder: Path, spec: str, options: dict[str, Any]) -> Iterator[Run
     given = {name: value for name, value in options.items() if name in names}
     chosen = {name: value for name, value in options.items() if name not in names}
     run = Serving(**{**SERVING, "spec": spec, "model": str(folder), **chosen})
-    parts = build(run, {"names": ("tiny",), **given}, load(spec))
+    with in_thread(build(run, {"names": ("tiny",), **given}, load(spec))) as running:
+        yield running
+
+
+@contextmanager
+def in_thread(parts: Server) -> Iterator[Running]:
+    """Run a server that is put together already in a thread of this process."""
     port = free_port()
     config = uvicorn.Config(parts.app, port=port, log_config=None, access_log=False, lifespan="on")
     engine = uvicorn.Server(config)

@@ -195,6 +195,71 @@ def test_forced_tool_calls(server: Running) -> None:
     assert client.chat.completions.create(messages=again, **given).choices[0].message
 
 
+CALL = '<tool_call>\n{"name": "time", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("choice", [None, "auto"])
+def test_a_free_choice_of_tools(server: Running, choice: str | None) -> None:
+    """What the model says is text, and what it calls is a call, whole and in a stream, in one answer too."""
+    given: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Time?"}],
+        "tools": TOOLS,
+        "max_tokens": 150,
+        "temperature": 0,
+        **({} if choice is None else {"tool_choice": choice}),
+    }
+    other = CALL.replace("time", "dance")
+    wishes = {
+        f"It is (noon|late). {CALL}": "said and called",
+        CALL: "called",
+        "<tool>": "said",
+        other: "said",
+    }
+    for written, what in wishes.items():
+        pattern = written.replace("{", r"\{").replace("}", r"\}").replace(".", r"\.").replace("\n", r"\n")
+        form = {"type": "regex", "pattern": pattern}
+        choices = server.chat(**given, response_format=form)["choices"][0]
+        events = server.stream("/v1/chat/completions", **given, response_format=form)
+        calls = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", ())]
+        message = choices["message"]
+        assert (message["content"] or "") == texts(events)
+        assert [each["function"] for each in message.get("tool_calls", ())] == [
+            each["function"] for each in calls
+        ]
+        assert bool(calls) == ("called" in what)
+        assert bool(texts(events)) == ("said" in what)
+        assert {choices["finish_reason"], events[-1]["choices"][0]["finish_reason"]} == {
+            "tool_calls" if calls else "stop"
+        }
+        assert "tool_call>" not in texts(events) or not calls
+
+
+def test_what_the_host_computes_is_refused_on_a_device(serve: Serve) -> None:
+    """Requests that live on a device know no logprobs, grammars or penalties; the parameter is named."""
+    asked: dict[str, Any] = {
+        "logprobs": 1,
+        "response_format": {"type": "json_object"},
+        "presence_penalty": 1.0,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"70": 5},
+        "min_tokens": 3,
+        "stop_token_ids": list(range(20)),
+    }
+    with serve("ar", pages=200, device="cpu", resident=True) as running:
+        for name, value in asked.items():
+            refused = running.post("/v1/completions", prompt="a", max_tokens=9, **{name: value})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        chat = {"messages": [{"role": "user", "content": "x"}]}
+        for name, value in {"logprobs": True, "tools": TOOLS}.items():
+            more = {"tool_choice": "required"} if name == "tools" else {}
+            refused = running.post("/v1/chat/completions", **chat, **more, **{name: value})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        neutral = {"presence_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}, "min_tokens": 0}
+        done = running.complete(prompt="a", max_tokens=9, temperature=0, **neutral, **LONG)
+        assert done["usage"]["completion_tokens"] == 9
+        running.settled()
+
+
 def test_tools_that_cannot_be_called_are_refused(server: Running) -> None:
     """A tool that nobody gave, and arguments that are no schema, are refused by name."""
     body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}

@@ -17,6 +17,8 @@ import httpx
 import pytest
 from live_server import Running, Serve, process
 
+from fsm_spec.executor.server.engines import OneEngine
+
 # `FSM_SPEC_SOAK_REQUESTS` asks for more than CI has time for.
 REQUESTS = int(os.environ.get("FSM_SPEC_SOAK_REQUESTS", "200"))
 LONG: dict[str, Any] = {"ignore_eos": True}
@@ -150,7 +152,8 @@ def test_a_leaver_frees_its_pages_at_once(serve: Serve) -> None:
     """Pages of a client that has gone must not wait for the end of its text."""
     with serve("ar", pages=250) as running:
         assert running.parts is not None
-        session = running.parts.served.session
+        assert isinstance(running.parts.engines, OneEngine)
+        session = running.parts.engines.session
         iterate = session.iterate
 
         def slowly() -> dict[int, str]:
@@ -213,6 +216,28 @@ def test_queue_is_bounded_and_fair(serve: Serve) -> None:
         assert {response.json()["error"]["type"] for response in refused} == {"rate_limit_error"}
         # The queue was full of the flood when the guest came, unless it was refused as well.
         assert "guest" not in order[-5:]
+
+
+def test_priorities_decide_who_waits(serve: Serve) -> None:
+    """Of those that wait, a lower number goes first, whoever came before."""
+    with serve("ar", max_running=1, pages=250) as running:
+        order: list[int] = []
+
+        async def run() -> None:
+            async def ask(priority: int, tokens: int) -> None:
+                body = {"prompt": "hello", "max_tokens": tokens, "priority": priority, **LONG}
+                assert (await client.post("/v1/completions", json=body)).status_code == 200
+                order.append(priority)
+
+            async with httpx.AsyncClient(base_url=running.url, timeout=180) as client:
+                first = asyncio.create_task(ask(0, 400))
+                await asyncio.sleep(0.1)
+                await asyncio.gather(first, *(ask(priority, 3) for priority in (9, 8, 7, -5, -6, -7)))
+
+        asyncio.run(run())
+        # The engine has one in reserve beside the one that runs.
+        late = [priority for priority in order[1:] if priority != 9]
+        assert sorted(late) == late
 
 
 def test_more_than_the_queue_holds_is_refused_for_good(serve: Serve) -> None:

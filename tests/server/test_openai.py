@@ -261,6 +261,12 @@ def test_neutral_values_of_unsupported_parameters_pass(client: openai.OpenAI) ->
     client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=1, extra_body=extra)
 
 
+def test_most_choices(server: Running) -> None:
+    """The limit on choices is one that works."""
+    done = server.complete(prompt="a", n=128, max_tokens=1)
+    assert [*range(128)] == [choice["index"] for choice in done["choices"]]
+
+
 def test_errors_reach_the_client_as_its_own(client: openai.OpenAI) -> None:
     """The openai client raises the exception that fits."""
     with pytest.raises(openai.BadRequestError) as refused:
@@ -288,6 +294,14 @@ def test_models_and_monitoring(server: Running, client: openai.OpenAI) -> None:
         assert server.http.get(path).status_code == 200
         head = server.http.head(path)
         assert (head.status_code, head.content) == (200, b"")
+    # No web page of another origin may ask, unless it was allowed at the start.
+    asked = {"origin": "http://page", "access-control-request-method": "POST"}
+    for response in (
+        server.http.options("/v1/completions", headers=asked),
+        server.http.get("/v1/models", headers=asked),
+    ):
+        assert not [name for name in response.headers if name.startswith("access-control")]
+    assert server.http.options("/v1/completions", headers=asked).status_code == 405
     assert server.http.get("/nothing").json()["error"]["type"] == "not_found_error"
     assert server.http.get("/v1/completions").status_code == 405
 

@@ -26,7 +26,7 @@ from fsm_spec.executor.models.fp8 import STORED
 from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer
 from fsm_spec.executor.models.load import load_model
 from fsm_spec.executor.models.random import random_weights, tiny_config
-from fsm_spec.executor.server.command import Serving, build
+from fsm_spec.executor.server.command import Serving, open_engine
 from fsm_spec.load import load
 
 TOKENS = [*sorted(ByteLevel.alphabet()), "<|end|>", "<|MASK|>"]
@@ -248,9 +248,9 @@ def test_a_server_takes_the_same(checkpoints: Path) -> None:
         unproved=False,
         log_json=True,
     )
-    served = build(run, {}, load("isd_gated")).served
-    assert (5, MASK) == (served.table.params["n"], served.session.mask_id)
-    adapter = getattr(served.session.model, "adapter", None)
+    served, engine = open_engine(run, {}, load("isd_gated"))
+    assert (5, MASK) == (served.table.params["n"], engine.session.mask_id)
+    adapter = getattr(engine.session.model, "adapter", None)
     assert isinstance(adapter, Adapter)
     assert ("adapter", 2) == (adapter.name, adapter.rank)
 
