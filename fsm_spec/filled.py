@@ -54,7 +54,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
     """Report the first read of each place that goes beyond what is set."""
     carries = tuple(name for name in scope.spec.carry if _partly(scope, name))
     told: set[Path] = set()
-    for values in scope.settings() if carries else ():
+    for values in scope.settings() if carries or _cuts(scope) else ():
         for path, message in _Walk.of(scope, values, carries).violations():
             if path not in told:
                 told.add(path)
@@ -103,6 +103,7 @@ class _Walk:
                     continue
                 for found in self._counts(at.state, transition, known):
                     yield from self._beyond(at, self._transition_reads(transition), found)
+                    yield from self._cut(at.state, transition, found)
                     for step in self._after(at, transition, found, values):
                         key = (step[0], tuple(step[1].items()))
                         if key not in met and len(met) < _MOST_PLACES:
@@ -113,7 +114,12 @@ class _Walk:
         """Give the place behind the prefill; what a carry begins with fills it."""
         spec = self.scope.spec
         columns = [_value(spec.columns[name].init, self.values) for name in self.columns]
-        begun = [self._whole(name, self.values) if spec.carry[name].init else 0 for name in self.carries]
+        begun = [
+            self._whole(name, self.values)
+            if spec.carry[name].init and not _only_text(self.scope, name)
+            else 0
+            for name in self.carries
+        ]
         return _At(state, tuple(columns), tuple(begun))
 
     def _whole(self, carry: str, values: Mapping[str, int]) -> int:
@@ -155,20 +161,16 @@ class _Walk:
             for name, old in zip(self.columns, at.columns, strict=True)
         ]
         filled = [
-            self._set(name, transition, known) if name in transition.set else old
+            self._set(at.state, name, transition, known) if name in transition.set else old
             for name, old in zip(self.carries, at.filled, strict=True)
         ]
         place = _At(transition.to, tuple(columns), tuple(filled))
         yield from ((place, size) for size in (self.sizes if target.round else (values,)))
 
-    def _set(self, carry: str, transition: Transition, known: Mapping[str, int]) -> int:
-        """Count what a transition sets of a carry; all of it where that is not known here."""
+    def _set(self, state: str, carry: str, transition: Transition, known: Mapping[str, int]) -> int:
+        """Count what a transition sets of a carry; nothing is trusted where that is not known here."""
         whole = self._whole(carry, known)
-        results = {
-            name: value
-            for state in sources_of(transition)
-            for name, value in self.scope.results.get(forward_of(self.scope.spec, state) or "", {}).items()
-        }
+        results = self.scope.results.get(forward_of(self.scope.spec, state) or "", {})
         total = 0
         for piece in pieces(transition.set[carry]):
             value = self.scope.carries.get(piece.name) or results.get(piece.name)
@@ -176,9 +178,24 @@ class _Walk:
                 return whole
             length = _value(piece.length(value.length or Const(1)), known)
             if length is None:
-                return whole
+                return 0
             total += length
         return total
+
+    def _cut(self, state: str, transition: Transition, known: Mapping[str, int]) -> Iterator[Violation]:
+        """Report pieces of results that end beyond what the operator gives."""
+        results = self.scope.results.get(forward_of(self.scope.spec, state) or "", {})
+        for piece, path, text in _transition_pieces(self.scope, transition):
+            value = results.get(piece.name)
+            if value is None or value.length is None or piece.stop is None or value.kind not in COUNTED:
+                continue
+            whole, stop = _value(value.length, known), _value(piece.stop, known)
+            if whole is not None and (stop is None or stop > whole):
+                asked = "more than" if stop is None else f"{stop} of"
+                read = {*expression.names(piece.stop), *self.scope.spec.params} & set(known)
+                where = ", ".join(f"{name} = {known[name]}" for name in known if name in read)
+                message = f"{text} may read {asked} the {whole} that {piece.name} has in the state {state} ({where})"
+                yield path, f"{message}; cut it by counts and columns of the spec, within its length"
 
     def _forward_reads(self, state: str) -> list[_Read]:
         """List what the forward of a state reads of carries."""
@@ -195,17 +212,7 @@ class _Walk:
 
     def _transition_reads(self, transition: Transition) -> list[_Read]:
         """List what a transition reads of carries."""
-        index = self.scope.spec.transitions.index(transition)
-        found: list[_Found] = [
-            (piece, ("transitions", index, "emit", number), str(piece))
-            for number, piece in enumerate(transition.emit)
-        ]
-        for target, value in transition.set.items():
-            if target in self.scope.carries:
-                found += [
-                    (piece, ("transitions", index, "set", target), str(piece)) for piece in pieces(value)
-                ]
-        return self._counted(found)
+        return self._counted(_transition_pieces(self.scope, transition))
 
     def _counted(self, found: list[_Found]) -> list[_Read]:
         reads = []
@@ -225,7 +232,17 @@ class _Walk:
             stop = _value(read.stop, known)
             first = _value(read.piece.start or Const(0), known)
             filled = at.filled[self.carries.index(read.piece.name)]
-            if stop is None or first is None or stop <= filled or first >= stop:
+            whole = self._whole(read.piece.name, known)
+            if stop is None or first is None:
+                # What hangs on kv or the text is not followed; all of a carry may be read wherever all is set.
+                if filled < whole:
+                    message = f"{read.text} hangs on more than counts and columns of the spec"
+                    yield (
+                        read.path,
+                        f"{message}, and {filled} of {whole} {_are(filled)} set in the state {at.state}",
+                    )
+                continue
+            if stop <= filled or first >= stop:
                 continue
             names = {*expression.names(read.stop), *self.scope.spec.params} & set(known)
             where = ", ".join(f"{name} = {known[name]}" for name in known if name in names)
@@ -234,6 +251,34 @@ class _Walk:
             )
             remedy = f"cut it at what is set, or set all of {read.piece.name}"
             yield read.path, f"{message} in the state {at.state} ({where}); {remedy}"
+
+
+def _transition_pieces(scope: Scope, transition: Transition) -> list[_Found]:
+    """List the pieces that a transition emits and sets carries to."""
+    index = scope.spec.transitions.index(transition)
+    found: list[_Found] = [
+        (piece, ("transitions", index, "emit", number), str(piece))
+        for number, piece in enumerate(transition.emit)
+    ]
+    for target, value in transition.set.items():
+        if target in scope.carries:
+            found += [(piece, ("transitions", index, "set", target), str(piece)) for piece in pieces(value)]
+    return found
+
+
+def _only_text(scope: Scope, carry: str) -> bool:
+    """Tell whether a carry begins with text alone, of which nothing is there yet when a request starts to decode."""
+    init = scope.spec.carry[carry].init or []
+    return isinstance(scope.spec.contract, str) and bool(init) and all(piece.name == "text" for piece in init)
+
+
+def _cuts(scope: Scope) -> bool:
+    """Tell whether some transition cuts an operator's result."""
+    return any(
+        piece.stop is not None and piece.name not in scope.carries
+        for transition in scope.spec.transitions
+        for piece, _, _ in _transition_pieces(scope, transition)
+    )
 
 
 def _segment_reads(segment: Segment, path: Path) -> Iterator[_Found]:
@@ -263,6 +308,8 @@ def _partly(scope: Scope, carry: str) -> bool:
     whole = scope.carries[carry].length
     if scope.carries[carry].kind not in COUNTED or whole is None:
         return False
+    if _only_text(scope, carry):
+        return True
     for transition in scope.spec.transitions:
         for state in sources_of(transition) if carry in transition.set else ():
             values = dict(scope.carries) | scope.results.get(forward_of(scope.spec, state) or "", {})

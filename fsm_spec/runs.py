@@ -12,7 +12,7 @@ from fsm_spec.expression import Const
 from fsm_spec.fates import judge, judged
 from fsm_spec.findings import Path
 from fsm_spec.piece import pieces
-from fsm_spec.scope import PENDING, Scope, Violation, forward_of, sources_of
+from fsm_spec.scope import PENDING, Scope, Violation, forward_of, segment_path, sources, sources_of
 from fsm_spec.spec import Accept, Transition, Walk
 
 
@@ -37,6 +37,53 @@ def in_order(transition: Transition, accept: Accept | Walk, named: str, path: Pa
             (*path, "emit"),
             f"the token behind the accepted drafts is {after}; emit it there, or keep it as {PENDING}",
         )
+
+
+def in_place(scope: Scope) -> Iterator[Violation]:
+    """Hold tokens to their positions, and drafts to one verdict, where the spec claims something about its text."""
+    if scope.claims and isinstance(scope.spec.contract, str):
+        yield from _kept(scope)
+        yield from _copied(scope)
+
+
+def _kept(scope: Scope) -> Iterator[Violation]:
+    """Hold lasting rows of the target to the text: the pending token, or tokens that this very round emits.
+
+    Any other token, vouched for as it may be, belongs to another position.
+    """
+    for transition in scope.spec.transitions:
+        emitted = {piece.name for piece in transition.emit}
+        for name in dict.fromkeys(forward_of(scope.spec, state) for state in sources_of(transition)):
+            forward = scope.spec.forwards.get(name or "")
+            if name is None or forward is None or forward.model is not None:
+                continue
+            for index, segment in enumerate(forward.segments):
+                other = [piece for piece in sources(segment) if piece.name not in {PENDING, *emitted}]
+                if segment.kv == "keep" and segment.query and other:
+                    message = (
+                        f"{segment.name} keeps the KV of {other[0]}, neither {PENDING} nor emitted behind it"
+                    )
+                    yield (*segment_path(name, forward, index), "source"), f"{message}; read {PENDING}"
+
+
+def _copied(scope: Scope) -> Iterator[Violation]:
+    """Keep drafts in one carry: a copy could be judged once more, after the first verdict has said something of it."""
+    spec = scope.spec
+    drafts = {
+        judged(op).name
+        for name in spec.forwards
+        if (op := judge(spec.forwards[name])) is not None and judged(op).name in spec.carry
+    }
+    for index, transition in enumerate(spec.transitions):
+        holders: dict[str, str] = {}
+        for target in sorted(drafts & set(transition.set)):
+            for piece in pieces(transition.set[target]):
+                first = holders.setdefault(piece.name, target)
+                copied = piece.name in drafts - {target} - set(transition.set)
+                if first != target or copied:
+                    other = piece.name if copied else first
+                    message = f"{target} takes the drafts that {other} holds, and both are judged"
+                    yield ("transitions", index, "set", target), f"{message}; keep drafts in one carry"
 
 
 def fresh(scope: Scope) -> dict[str, set[str]]:

@@ -56,6 +56,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
             if isinstance(op, Grow) and op.root is not None and op.root not in final | final_results(forward):
                 message = f"the tree's root {op.root} is no token that the target vouches for"
                 yield ("forwards", name, "ops", index, "root"), f"{message}; sample it from a clean row"
+    yield from runs.in_place(scope)
     fresh = runs.fresh(scope) if scope.claims else {}
     for index, transition in enumerate(scope.spec.transitions):
         path: Path = ("transitions", index)

@@ -27,6 +27,6 @@ def test_answers_are_those_of_the_cpu_runner(policy: str, serve: Serve, server: 
         assert expected == found
         refused = own.post("/v1/completions", prompt="a", response_format={"type": "regex", "pattern": "a+"})
         assert 400 == refused.status_code
-        assert "run without --resident" in refused.json()["error"]["message"]
+        assert "without --resident" in refused.json()["error"]["message"]
         assert expected[0] == own.complete(**BODIES[0])["choices"][0]
         own.settled()
