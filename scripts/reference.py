@@ -309,7 +309,13 @@ def promises(each: spec.Spec) -> list[str]:
     if claim == "no":
         return ["no promise", "no promise", "identical", after]
     if claim == "greedy":
-        return ["identical", "those of temperature 0", "identical", "identical"]
+        # Above temperature 0 a prefill draws its token, which the rounds behind it would not have.
+        return [
+            "identical",
+            "those of temperature 0, behind a drawn first one",
+            "identical",
+            "at temperature 0",
+        ]
     if rules <= {"match"}:
         return ["identical"] * 4
     return ["identical", "the same law", "identical", "the same law" if crosses(each) else "identical"]
