@@ -58,9 +58,11 @@ def read_acceptance(path: str) -> AcceptanceFile:
     """Read a file; raises UserError for one that cannot be read, and for each field that is wrong."""
     try:
         text: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or "no YAML"
         raise UserError(f"{path}: cannot be read ({reason}); give a file of acceptance profiles") from error
+    if not isinstance(text, dict):
+        raise UserError(f"{path}: holds no mapping; give a file of acceptance profiles")
     try:
         found = AcceptanceFile.model_validate(text)
     except ValidationError as error:

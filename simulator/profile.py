@@ -33,7 +33,7 @@ def load_profile(path: str, hardware: Hardware, host: Host) -> Profile:
     """
     try:
         read: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or "no YAML"
         raise UserError(f"{path}: cannot be read ({reason}); give a calibration profile") from error
     if (

@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raises UserError where the file holds anything else."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'cannot read "{path}": {error}; fetch the model again.') from None
     if not isinstance(value, dict):
         raise UserError(f'"{path}" holds no JSON object; fetch the model again.')

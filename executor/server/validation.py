@@ -21,8 +21,10 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> Refusal:
     if kind == "json_invalid":
         return Refusal(f"the body is no valid JSON: {error.get('ctx', {}).get('error', message)}")
     if not path:
-        what = "a JSON object" if kind != "missing" else "a body"
-        return Refusal(message.removeprefix("Value error, ") if kind == "value_error" else f"give {what}")
+        what = "the body is read as no JSON object; send one, with the header Content-Type: application/json"
+        if kind == "missing":
+            what = "give a body"
+        return Refusal(message.removeprefix("Value error, ") if kind == "value_error" else what)
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if kind == "extra_forbidden":
         return Refusal(
