@@ -62,7 +62,7 @@ IN_TURN: Final[Bound] = denoised(lambda params: ratio(-(-params["b"] // params["
 INTERVALS: Final[dict[str, tuple[Bound, Bound]]] = {
     "ar": one_forward(lambda _: ratio(0)),
     "ngram": one_forward(name("k")),
-    **dict.fromkeys(["isd", "isd_gated", "isd_sampled", "isd_shipped", "isd_topk"], STRIDED),
+    **dict.fromkeys(["isd", "isd_gated", "isd_sampled", "isd_shipped", "isd_strided", "isd_topk"], STRIDED),
     **dict.fromkeys(["linear_spec", "linear_spec_plain", "linear_spec_lagged"], LINEAR),
     "eagle3": one_forward(name("d")),
     "dflash": one_forward(name("b", -1)),

@@ -88,7 +88,14 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:
         chunk.choices[0].finish_reason for chunk in chunks[:-1]
     ]
     assert [] == chunks[-1].choices
-    assert whole.usage == chunks[-1].usage
+    # The second one may find the first one's pages, and says so.
+    counts = [
+        (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
+        for usage in (whole.usage, chunks[-1].usage)
+        if usage is not None
+    ]
+    assert 2 == len(counts)
+    assert counts[0] == counts[1]
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
