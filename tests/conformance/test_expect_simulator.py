@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from shipped_specs import SIMULATED
+from shipped_specs import EXPECTED
 
 from fsm_spec.chances import chances_of, parse_chances
 from fsm_spec.compile import compile_table
@@ -69,7 +69,7 @@ def masks_left(table: Table, filled: int) -> list[str]:
 
 @pytest.mark.parametrize("accept", ["geometric:0.7", "geometric:0.3"])
 @pytest.mark.shows("simulated")
-@pytest.mark.parametrize("spec", SIMULATED)
+@pytest.mark.parametrize("spec", EXPECTED)
 def test_means_converge_to_the_expected_values(spec: str, accept: str) -> None:
     """Rounds, forwards, tokens per round and per forward of 400 requests lie within four standard errors."""
     table = table_of(spec)
@@ -93,7 +93,7 @@ def test_means_converge_to_the_expected_values(spec: str, accept: str) -> None:
     )
 
 
-@pytest.mark.parametrize("spec", SIMULATED)
+@pytest.mark.parametrize("spec", EXPECTED)
 def test_sure_rounds_are_equal(spec: str) -> None:
     """Where every draft is accepted nothing is left to chance, so one request equals its expected values."""
     table = table_of(spec)
