@@ -59,7 +59,8 @@ def measure(table: Table, tokenizer: Tokenizer, model: Any, requests: int) -> di
         session.add([100 + number % 50] * PROMPT, Options(2_000, stop_ids=(1,), stop=("never said",)))
     for _ in range(WARM):
         session.iterate()
-    whole, own = [], []
+    whole: list[float] = []
+    own: list[float] = []
     while session.has_work and len(own) < ROUNDS:
         before, started = ready.seconds + spent[0], time.perf_counter()
         session.iterate()
