@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fsm_spec.executor.carry import EMPTY, MASK, NOISE, TEXT, Scope
+from fsm_spec.executor.carry import EMPTY, MASK, NOISE, Scope
 from fsm_spec.executor.models.drafter import ContextRows
 from fsm_spec.executor.request import Tokens
 from fsm_spec.expression import Const, Expr, Name
@@ -348,12 +348,4 @@ class Block:
 
     def _read(self, source: Piece, into: Tokens) -> None:
         """Copy a carry (or text), as far as it reaches, into [n, rows of the segment]."""
-        scope = self.scope
-        if isinstance(source.start, Const) and source.name != TEXT:
-            start = source.start.value
-            part = scope.carries.tokens[source.name][scope.lines, start : start + into.shape[1]]
-            into[:, : part.shape[1]] = part
-            return
-        for member in range(len(scope.requests)):
-            tokens = scope.tokens(source, member)[: into.shape[1]]
-            into[member, : len(tokens)] = tokens
+        into[:] = self.scope.tokens(source, into.shape[1])

@@ -103,17 +103,6 @@ class Scope:
         assert expr is not None, "a compiled piece has both ends"
         return evaluate(expr, {name: int(values[member]) for name, values in self.integers.items()})
 
-    def tokens(self, piece: Piece, member: int) -> Tokens:
-        """Read the tokens of a piece for one member: a view, int64 [length]."""
-        start, stop = self.edge(piece.start, member), self.edge(piece.stop, member)
-        if piece.name == TEXT:
-            return self.requests[member].text[start:stop]
-        output = self.outputs.get(piece.name)
-        if output is None:
-            return self.carries.tokens[piece.name][self.lines[member], start:stop]
-        assert isinstance(output, np.ndarray)
-        return output[member, start:stop]
-
     def edges(self, expr: Expr | None, members: Integers) -> int | Integers:
         """Evaluate a bound of a piece for some members: one number where it is the same for all, else [m]."""
         if isinstance(expr, Const):
@@ -134,11 +123,16 @@ class Scope:
             total = total + self.edges(piece.stop, members) - self.edges(piece.start, members)
         return total
 
+    def tokens(self, piece: Piece, width: int) -> Tokens:
+        """Read the first `width` tokens of a piece for all members, [n, width]."""
+        return self.gather((piece,), np.arange(len(self.requests)), width)
+
     def gather(self, pieces: Sequence[Piece], members: Integers, width: int) -> Tokens:
         """Read several pieces one after the other for some members -> tokens [m, width].
 
-        Behind them stands EMPTY, or MASKED where a piece is the mask, which fills what the others leave. A mask is
-        told from text by that and not by the mask's id, which may well stand in a prompt.
+        Behind them stands EMPTY, or MASKED where a piece is the mask, which fills what the others leave; what goes
+        beyond the width is left out. A mask is told from text by that and not by the mask's id, which may well stand
+        in a prompt.
         """
         gathered = np.full((len(members), width), EMPTY, np.int64)
         at: Any = 0  # one number while it is the same for all, else [m]
@@ -152,7 +146,8 @@ class Scope:
             # An output is as wide as the widest of its launch, which may be less than the most there can be.
             stop = min(stop, source.shape[1]) if isinstance(stop, int) else np.minimum(stop, source.shape[1])
             if isinstance(at, int) and isinstance(start, int) and isinstance(stop, int):
-                gathered[:, at : at + stop - start] = source[:, start:stop]
+                read = source[:, start : min(stop, start + width - at)]
+                gathered[:, at : at + read.shape[1]] = read
             else:
                 place = np.arange(width) - np.reshape(at, (-1, 1))
                 inside = (place >= 0) & (place < np.reshape(stop - start, (-1, 1)))

@@ -170,13 +170,11 @@ class Operators:
             assert isinstance(root, np.ndarray)
             roots = torch.from_numpy(root[:, 0])
             return (reading(levels, roots, sampling.rows, top, size, exclude=scope.mask_id),)
-        members = range(len(scope.requests))
         if "tree" in plan.read:
-            pool = Tree.join([scope.tree(plan.read["tree"], member) for member in members])
+            pool = Tree.join([scope.tree(plan.read["tree"], at) for at in range(len(scope.requests))])
         else:
-            first = Piece(plan.read["root"], Const(0), Const(1))
-            tokens = np.concatenate([scope.tokens(first, member) for member in members])
-            pool = Tree.rooted(torch.from_numpy(tokens), size, levels.dtype)
+            root = scope.tokens(Piece(plan.read["root"], Const(0), Const(1)), 1)
+            pool = Tree.rooted(torch.from_numpy(root[:, 0]), size, levels.dtype)
         return reading(levels, pool, sampling.rows, top, exclude=scope.mask_id)  # type: ignore[no-any-return]
 
     def _prune(
@@ -224,7 +222,7 @@ class Operators:
         """Fill some masks of each block -> (masks left [n], block [n, most])."""
         numbers = {name: torch.from_numpy(scope.numbers(value)) for name, value in plan.numbers.items()}
         whole = Piece(plan.read["block"], Const(0), Const(rows.most))
-        blocks = np.stack([scope.tokens(whole, member) for member in range(len(scope.requests))])
+        blocks = scope.tokens(whole, rows.most)
         last = numbers["steps"] <= 1 if "steps" in numbers else torch.zeros(len(blocks), dtype=torch.bool)
         return reading(  # type: ignore[no-any-return]
             rows.square(logits, None),
@@ -327,11 +325,8 @@ class Operators:
     ) -> Sequence[torch.Tensor]:
         """Judge the drafts -> (accepted [n], next [n, 1])."""
         most = rows.most
-        drafts = np.full((len(rows.counts), most - 1), EMPTY, np.int64)
         assert plan.drafts is not None
-        for member in range(len(drafts)):
-            tokens = scope.tokens(plan.drafts, member)[: most - 1]
-            drafts[member, : len(tokens)] = tokens
+        drafts = scope.tokens(plan.drafts, most - 1)
         accepted, token = reading(
             rows.square(logits, None),
             torch.from_numpy(drafts),

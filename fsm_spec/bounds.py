@@ -13,7 +13,7 @@ from fsm_spec.composition import Composition
 from fsm_spec.errors import UserError
 from fsm_spec.exploration import Limits
 from fsm_spec.interleaving import Interleaving
-from fsm_spec.policy import Policy, Pool, block_rows, load_policy, longest_pages
+from fsm_spec.policy import Policy, Pool, block_rows, load_policy, longest_pages, refuse_budget
 from fsm_spec.shared_prefix import SharedPrefix
 from fsm_spec.single_events import SingleEvents
 from fsm_spec.tiers import tiers_of
@@ -182,6 +182,7 @@ def _policy(table: Table, name: str, bounds: Bounds) -> Policy:
     With `chunks`, one that is only named prefills so few tokens that prompts are cut.
     """
     policy = load_policy(name)
+    refuse_budget(table, policy)
     if bounds.lag is not None:
         policy = policy.model_copy(update={"lag": bounds.lag})
     if policy.tier is not None:

@@ -51,8 +51,6 @@ class SimulatedBackend:
         ops = {draw.op for draws in self.drawn.draws.values() for draw in draws}
         most = {op: max(most_drafts(each, op) for each in (table, *tables)) for op in ops}
         self._ahead = {op: Ahead(laws.of(op, table), most[op], len(log.emitted)) for op in sorted(ops)}
-        if laws.budget is not None:
-            self._totals = laws.budget.tails(most["budget"])[:, 0]
         self._kinds = laws.kinds(np.arange(len(log.emitted)))
         self._last = np.full(len(log.emitted), AT_START, np.int64)
 
@@ -107,7 +105,7 @@ class SimulatedBackend:
         most = self._most(draw.most, group)
         rounds = log.rounds[requests]
         if draw.op == "budget" and self.laws.budget is not None:
-            return self._granted(most)
+            return np.minimum(self.laws.budget.granted(len(most)), most).astype(np.int32)
         row = self._kinds[requests] * LASTS + self._last[requests]
         count = self._ahead[draw.op].draw(most, requests, rounds, row)
         if draw.down:
@@ -119,13 +117,6 @@ class SimulatedBackend:
             found = np.where(count < most, AFTER_REJECTION, AFTER_ALL)
             self._last[requests] = np.where(most > 0, found, self._last[requests])
         return count
-
-    def _granted(self, most: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Share out what a launch is granted: evenly, and one more to the first ones."""
-        total, group = int(self._totals[len(most)]), len(most)
-        shared = total // group + (np.arange(group) < total % group)
-        granted: NDArray[np.int32] = np.minimum(shared, most).astype(np.int32)
-        return granted
 
     def _most(self, most: Expr, group: Group) -> NDArray[np.int32]:
         """Give the largest count for each request; constants, the usual case, need no table."""

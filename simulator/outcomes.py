@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fsm_spec.budget import Rate, best_total, grant
+from fsm_spec.budget import Rate, best_total, grant, share
 from fsm_spec.domain import column_bounds
 from fsm_spec.errors import UserError
 from fsm_spec.expression import Expr
@@ -147,10 +147,19 @@ class Granted:
         """Give the drafts granted in all, by the requests of a launch, in the first column of [running + 1, most]."""
         totals = np.zeros((self.running + 1, most))
         for requests in range(1, self.running + 1):
-            chances = np.tile(np.array(self.survival[:most]), (requests, 1))
-            granted = best_total(chances, self.rate) if self.earlier else grant(chances, self.rate).sum()
-            totals[requests, 0] = granted
+            totals[requests, 0] = self.granted(requests).sum()
         return totals
+
+    def granted(self, requests: int) -> NDArray[np.int64]:
+        """Grant the drafts of a launch of so many requests, int64 [requests].
+
+        As all survive alike, a total is shared out evenly, and what is left over goes to the first requests: a
+        compiled run needs the total alone.
+        """
+        chances = np.tile(np.array(self.survival), (requests, 1))
+        if self.earlier:
+            return share(chances, best_total(chances, self.rate))
+        return grant(chances, self.rate)
 
 
 class Laws(NamedTuple):

@@ -184,7 +184,8 @@ def test_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
             head += "Content-Type: application/json\r\n\r\n"
             slow.sendall(head.encode() + body)
             for _ in range(5):
-                running.complete(prompt="quick", max_tokens=3)
+                done = running.complete(prompt="quick", max_tokens=3, **LONG)
+                assert 3 == done["usage"]["completion_tokens"]
             running.settled()
 
 
