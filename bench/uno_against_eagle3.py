@@ -168,8 +168,9 @@ def main() -> None:
     for name, rate in rates.items():
         print(f"{name}: acceptance {rate.describe() if rate else ''}")
     lines = lines_of(scenarios)
-    for sentence in (*winners(lines[:3], "users"), *winners(lines[2:], "users")):
-        print(sentence)
+    for among, some in (("fixed blocks", lines[:3]), ("Uno's two", lines[2:]), ("all", lines)):
+        for sentence in winners(some, "users"):
+            print(f"of {among}: {sentence}")
     print("differences below 10 % lie within the simulator's own error (bench/fidelity.py)")
     title = "Uno B=4 against EAGLE-3 on H200"
     for path in (given.report, RESULTS / "uno_against_eagle3.html" if given.write else None):
