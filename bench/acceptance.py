@@ -26,10 +26,10 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.generate import Options, Result, Session, pool_for, trace_header
 from fsm_spec.executor.models.load import LoadedModel, load_model
+from fsm_spec.language.spec import Spec
 from fsm_spec.load import load, shipped
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.simulator.recording import record
-from fsm_spec.spec import Spec
 from fsm_spec.table import Table
 from fsm_spec.trace import TraceWriter
 

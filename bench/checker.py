@@ -23,13 +23,13 @@ from typing import Any
 
 from record import write_result
 
-from fsm_spec.automaton import Automaton
+from fsm_spec.checker.automaton import Automaton
+from fsm_spec.checker.interleaving import Interleaving
+from fsm_spec.checker.packed_actions import ActionsPacking
 from fsm_spec.compile import compile_table
-from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load, shipped
-from fsm_spec.packed_actions import ActionsPacking
 from fsm_spec.policy import Pool, load_policy
-from fsm_spec.promela import promela
+from fsm_spec.promela.export import promela
 from fsm_spec.table import Table
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def composed(requests: int) -> tuple[Table, Interleaving]:
 def search(requests: int, *, symmetry: bool) -> dict[str, Any]:
     """Search once in this process; what numba loads or compiles is timed apart, on one request."""
     started = time.perf_counter()
-    from fsm_spec.compiled import search_actions  # noqa: PLC0415 - its loading is what is timed
+    from fsm_spec.checker.compiled import search_actions  # noqa: PLC0415 - its loading is what is timed
 
     search_actions(0, *ActionsPacking(composed(1)[1]).model, 1_000)
     compiled = time.perf_counter()

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from fsm_spec.executor.carry import EMPTY, MASK, NOISE, Scope
 from fsm_spec.executor.models.drafter import ContextRows
 from fsm_spec.executor.request import Tokens
-from fsm_spec.expression import Const, Expr, Name
 from fsm_spec.kernels.randomness import Purpose, uniform
 from fsm_spec.kernels.unmask import MASKED
-from fsm_spec.linear import difference
-from fsm_spec.piece import Piece
+from fsm_spec.language.expression import Const, Expr, Name
+from fsm_spec.language.linear import difference
+from fsm_spec.language.piece import Piece
 from fsm_spec.plan import ForwardPlan
 from fsm_spec.step import Columns, evaluate
 from fsm_spec.table import Table

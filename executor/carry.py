@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from fsm_spec.executor.request import Request, Tokens
-from fsm_spec.expression import Const, Expr, Name, evaluate
 from fsm_spec.kernels.tree import Tree
 from fsm_spec.kernels.unmask import MASKED
-from fsm_spec.piece import Piece
+from fsm_spec.language.expression import Const, Expr, Name, evaluate
+from fsm_spec.language.piece import Piece
 from fsm_spec.table import CarryPlan
 
 Output = Tokens | torch.Tensor | Tree

@@ -19,13 +19,13 @@ from fsm_spec.executor.block import Block, ReadRows
 from fsm_spec.executor.carry import EMPTY, Scope
 from fsm_spec.executor.control import shape_block
 from fsm_spec.executor.request import Tokens
-from fsm_spec.expression import Const, add
 from fsm_spec.kernels.choose import Chooser
 from fsm_spec.kernels.law import SamplingRows
 from fsm_spec.kernels.operators import OPERATORS
 from fsm_spec.kernels.randomness import Purpose
 from fsm_spec.kernels.tree import Tree
-from fsm_spec.piece import Piece
+from fsm_spec.language.expression import Const, add
+from fsm_spec.language.piece import Piece
 from fsm_spec.plan import OperatorPlan
 
 Reading = Callable[..., Any]

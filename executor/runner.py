@@ -26,11 +26,11 @@ from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.operators import Operators, Sampling
 from fsm_spec.executor.prefix_cache import PrefixCache
 from fsm_spec.executor.request import Request, Tokens
-from fsm_spec.expression import evaluate
 from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.law import SamplingRows
 from fsm_spec.kernels.tree import Tree
-from fsm_spec.piece import Piece
+from fsm_spec.language.expression import evaluate
+from fsm_spec.language.piece import Piece
 from fsm_spec.step import Columns, Step, choose
 from fsm_spec.table import END, NO_STOP, CarryPlan, Row, Table
 

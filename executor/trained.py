@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fsm_spec.language.spec import Spec
 from fsm_spec.policy import Policy
-from fsm_spec.spec import Spec
 
 
 def trained_settings(

@@ -1,4 +1,4 @@
-"""Options of the command `check`; what it does is in `verdict.py`, imported when it runs."""
+"""Options of the command `check`; what it does is in `checker/verdict.py`, imported when it runs."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def check(  # noqa: PLR0917 - options of the command line
 
     Exit code 0: proved within the bounds printed; 1: refuted; 2: a faulty file or bad usage; 3: undetermined.
     """
-    from fsm_spec.check import Bounds
-    from fsm_spec.verdict import Reports, execute
+    from fsm_spec.checker.check import Bounds
+    from fsm_spec.checker.verdict import Reports, execute
 
     given = {
         "page_size": page_size,

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fsm_spec import diagram, drawing, mask_drawing, recorded
 from fsm_spec import replay as traces
-from fsm_spec import schema as generated
-from fsm_spec import show as reading
+from fsm_spec.checker import recorded
 from fsm_spec.compile import compile_table
+from fsm_spec.drawing import diagram, mask_drawing
+from fsm_spec.drawing import show as reading
+from fsm_spec.drawing import state_drawing as drawing
 from fsm_spec.errors import UserError
+from fsm_spec.language import schema as generated
 from fsm_spec.load import load, shipped
 from fsm_spec.screen import Screen
 
@@ -74,8 +76,8 @@ def export(
 def _promela(loaded: Loaded, settings: dict[str, int], given: dict[str, Any]) -> str:
     """Write what `check` would search, for one policy, in Promela."""
     # Imported here: they need most of the checker.
-    from fsm_spec.bounds import PAGE_SIZE, REQUESTS, Bounds, compositions
-    from fsm_spec.promela import promela
+    from fsm_spec.checker.bounds import PAGE_SIZE, REQUESTS, Bounds, compositions
+    from fsm_spec.promela.export import promela
 
     bounds = Bounds(**{"requests": REQUESTS, "policies": ("holdback",), **given})
     page_size = given.get("page_size", PAGE_SIZE)

@@ -1,7 +1,7 @@
 """Compile a spec for given parameters to its table.
 
-Cross references are checked by `rules.py` before; what only concrete parameters show is in `soundness.py`, the slots
-that rounds need in `peaks.py`.
+Cross references are checked by `rules/whole_spec.py` before; what only concrete parameters show is in
+`rules/soundness.py`, the slots that rounds need in `peaks.py`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,28 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsm_spec import draft_cache, expression, filled, life_cycle, masks, verified
-from fsm_spec.domain import column_bounds
+from fsm_spec import life_cycle
 from fsm_spec.errors import SpecError, UserError
-from fsm_spec.expression import Const, Expr, Name, Op, evaluate, interval, to_text
-from fsm_spec.findings import nearest, path_text
-from fsm_spec.linear import bounds, difference, simplify
-from fsm_spec.operators import key_of, outputs_of
+from fsm_spec.language import expression
+from fsm_spec.language.domain import column_bounds
+from fsm_spec.language.expression import Const, Expr, Name, Op, evaluate, interval, to_text
+from fsm_spec.language.findings import nearest, path_text
+from fsm_spec.language.linear import bounds, difference, simplify
+from fsm_spec.language.operators import key_of, outputs_of
+from fsm_spec.language.piece import Piece, parse_piece
+from fsm_spec.language.scope import Scope
+from fsm_spec.language.spec import Accept, BlockContract, Operation, Unmask
 from fsm_spec.peaks import with_peaks
-from fsm_spec.piece import Piece, parse_piece
 from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, OutputPlan, SegmentPlan
-from fsm_spec.scope import Scope
-from fsm_spec.soundness import Fault, faults_of, shown_params
-from fsm_spec.spec import Accept, BlockContract, Operation, Unmask
+from fsm_spec.rules import draft_cache, filled, masks, verified
+from fsm_spec.rules.soundness import Fault, faults_of, shown_params
 from fsm_spec.table import ArgPlan, CarryPlan, ColumnPlan, EventPlan, ModelPlan, Row, StatePlan, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fsm_spec.findings import Path
-    from fsm_spec.spec import Forward, Segment, Spec, Transition
+    from fsm_spec.language.findings import Path
+    from fsm_spec.language.spec import Forward, Segment, Spec, Transition
     from fsm_spec.table import Contract
 
 # Rows of one request's block: beyond it a plan is a slip of the pen (the largest published layout has 1,056).
@@ -482,7 +484,7 @@ class _Compiler:
             transition.on or source,
             transition.to,
             self._sub(transition.when),
-            # What stays in a draft model's cache is none of the target's slots; `draft_cache.py` follows it.
+            # What stays in a draft model's cache is none of the target's slots; `rules/draft_cache.py` follows it.
             Const(0) if drafts else keep,
             emit,
             tuple(sets),

@@ -1,4 +1,4 @@
-"""Exceptions of the project, each with its usual causes; findings about a spec file are in `findings.py`."""
+"""Exceptions of the project, each with its usual causes; findings about a spec file are in `language/findings.py`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,14 @@ from typing import Any, Final
 
 import numba
 
-_SOURCES: Final = ("policy", "jit", "hash_set", "interleaved", "compiled", "paths")
+_SOURCES: Final = (
+    "policy",
+    "jit",
+    "checker/hash_set",
+    "checker/interleaved",
+    "checker/compiled",
+    "checker/paths",
+)
 
 
 @cache
@@ -34,7 +41,7 @@ def jit(*, sources: tuple[str, ...] = (), **options: Any) -> Callable[[Any], Any
     """Give a decorator that compiles a function; `options` are numba's.
 
     `sources` are the files outside this package whose functions it is or calls. What runs lets other threads run, so
-    that an interrupt is heard (`interrupt.py`).
+    that an interrupt is heard (`checker/interrupt.py`).
     """
 
     def decorate(function: Any) -> Any:  # noqa: ANN401 - see above

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fsm_spec.expression import Const, Expr, Name, Op, parse
-from fsm_spec.piece import Piece
+from fsm_spec.language.expression import Const, Expr, Name, Op, parse
+from fsm_spec.language.piece import Piece
 from fsm_spec.table import END, PREFILL, WAIT, ArgPlan, ColumnPlan, EventPlan, Row, StatePlan
 
 if TYPE_CHECKING:

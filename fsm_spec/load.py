@@ -13,13 +13,14 @@ from typing import Any
 
 import yaml
 
-from fsm_spec import rules, source
 from fsm_spec.compile import CompileError, compile_table
 from fsm_spec.errors import UserError
-from fsm_spec.findings import MAX_FINDINGS, Finding, Path, SpecFindings, nearest, path_text
-from fsm_spec.repair import Draft
-from fsm_spec.source import Position, Source
-from fsm_spec.spec import Spec
+from fsm_spec.language import source
+from fsm_spec.language.findings import MAX_FINDINGS, Finding, Path, SpecFindings, nearest, path_text
+from fsm_spec.language.repair import Draft
+from fsm_spec.language.source import Position, Source
+from fsm_spec.language.spec import Spec
+from fsm_spec.rules import whole_spec
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def _finding(read: Source, path: Path, message: str, place: Position | None = No
 def _judge(spec: Spec, draft: Draft, *, compiled: bool) -> list[Finding]:
     """Apply the rules, then compile for the default and the checker's parameters if nothing is wrong so far."""
     found = [
-        (draft.original(path), message) for path, message in rules.violations(spec, draft.doubt, draft.hurt)
+        (draft.original(path), message)
+        for path, message in whole_spec.violations(spec, draft.doubt, draft.hurt)
     ]
     if compiled and not found:
         # One finding a place: the checker's small values mostly repeat what the defaults have shown.

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fsm_spec import expression
-from fsm_spec.domain import arg_bounds, column_bounds
-from fsm_spec.expression import Name
-from fsm_spec.linear import bounds, difference
+from fsm_spec.language import expression
+from fsm_spec.language.domain import arg_bounds, column_bounds
+from fsm_spec.language.expression import Name
+from fsm_spec.language.linear import bounds, difference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fsm_spec.expression import Bounds
+    from fsm_spec.language.expression import Bounds
     from fsm_spec.table import StatePlan, Table
 
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fsm_spec.expression import Const, to_text
+from fsm_spec.language.expression import Const, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from fsm_spec.expression import Expr
-    from fsm_spec.operators import Kind
-    from fsm_spec.piece import Piece
+    from fsm_spec.language.expression import Expr
+    from fsm_spec.language.operators import Kind
+    from fsm_spec.language.piece import Piece
 
 Fate = Literal["keep", "provisional", "open", "scratch"]
 KINDS = ("committed", "provisional", "scratch")

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Se
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fsm_spec import source
 from fsm_spec.budget import Rate, table_rate
 from fsm_spec.errors import PoolExhausted, UserError
-from fsm_spec.expression import evaluate
-from fsm_spec.findings import Finding, SpecFindings, nearest, path_text, quoted
-from fsm_spec.sentence import describe, sentence
+from fsm_spec.language import source
+from fsm_spec.language.expression import evaluate
+from fsm_spec.language.findings import Finding, SpecFindings, nearest, path_text, quoted
+from fsm_spec.language.sentence import describe, sentence
 from fsm_spec.step import evaluate as evaluate_columns
 from fsm_spec.table import PREFILL
 from fsm_spec.tiers import Tier, TierStep, tiers_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsm_spec.findings import Path
+    from fsm_spec.language.findings import Path
     from fsm_spec.step import Columns
     from fsm_spec.table import Table
 

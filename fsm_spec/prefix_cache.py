@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fsm_spec.draft_rows import BESIDE
 from fsm_spec.life_cycle import CHUNK, FIRST
 from fsm_spec.policy import fill_slots, plan
+from fsm_spec.rules.draft_rows import BESIDE
 from fsm_spec.step import evaluate
 from fsm_spec.table import END
 

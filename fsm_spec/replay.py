@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, TraceDivergence, UnhandledEvent, UserError
-from fsm_spec.findings import path_text
+from fsm_spec.language.findings import path_text
+from fsm_spec.language.sentence import describe
 from fsm_spec.load import loads
 from fsm_spec.oracle import oracle
 from fsm_spec.policy import Policy, Pool, fill_slots
-from fsm_spec.sentence import describe
 from fsm_spec.table import END, WAIT
 from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import STEP_FIELDS, VERSION

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fsm_spec import expression
-from fsm_spec.expression import Const, Expr, Name, Op, to_text
-from fsm_spec.linear import difference, simplify
+from fsm_spec.language import expression
+from fsm_spec.language.expression import Const, Expr, Name, Op, to_text
+from fsm_spec.language.linear import difference, simplify
 from fsm_spec.table import END, STOP, Row, Table
 
 if TYPE_CHECKING:

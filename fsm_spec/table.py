@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from fsm_spec import expression
 from fsm_spec.errors import UnhandledEvent
-from fsm_spec.expression import to_text
+from fsm_spec.language import expression
+from fsm_spec.language.expression import to_text
 
 if TYPE_CHECKING:
-    from fsm_spec.expression import Expr
-    from fsm_spec.piece import Piece
+    from fsm_spec.language.expression import Expr
+    from fsm_spec.language.piece import Piece
+    from fsm_spec.language.spec import Spec
     from fsm_spec.plan import ForwardPlan, OperatorPlan
-    from fsm_spec.spec import Spec
 
 BUILT_IN_COLUMNS: Final = ("state", "prompt", "limit", "emitted", "kv")
 Contract = Literal["pending", "full", "block"]

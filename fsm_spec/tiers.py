@@ -1,8 +1,8 @@
 """Tiers: a parameter of a spec whose size the scheduler chooses once a round, by how many requests run.
 
 Every size is a table of its own, with the same states, rows and columns, so that a round runs wholly under one of
-them and the next one under another. What must not depend on the old size is in `resizing.py`. Source of the policy:
-`block_size_tiers` of SGLang's block diffusion branches.
+them and the next one under another. What must not depend on the old size is in `rules/resizing.py`. Source of the
+policy: `block_size_tiers` of SGLang's block diffusion branches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, UserError
-from fsm_spec.findings import nearest
+from fsm_spec.language.findings import nearest
 from fsm_spec.table import CarryPlan, Table
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fsm_spec.findings import nearest, quoted
-from fsm_spec.sentence import describe
+from fsm_spec.language.findings import nearest, quoted
+from fsm_spec.language.sentence import describe
 from fsm_spec.trace import STEP_FIELDS
 
 Kind = tuple[str, Callable[[Any], bool]]

@@ -23,14 +23,14 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from fsm_spec import expression, spec
 from fsm_spec.cli import application
-from fsm_spec.expression import Const, Name, to_text
-from fsm_spec.findings import SpecFindings
+from fsm_spec.language import expression, spec
+from fsm_spec.language.expression import Const, Name, to_text
+from fsm_spec.language.findings import SpecFindings
+from fsm_spec.language.operators import OPERATORS, Operator, Output
+from fsm_spec.language.scope import Scope
 from fsm_spec.load import load, loads, shipped
-from fsm_spec.operators import OPERATORS, Operator, Output
-from fsm_spec.resizing import live_carries
-from fsm_spec.scope import Scope
+from fsm_spec.rules.resizing import live_carries
 from fsm_spec.simulator.hardware import LINEAR_FIELDS, Hardware, Linear, hardware_names, load_hardware
 from fsm_spec.simulator.model import load_model, model_names
 

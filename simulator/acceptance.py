@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fsm_spec.chances import ACCEPT, UNMASK, parse_chances
+from fsm_spec.checker.chances import ACCEPT, UNMASK, parse_chances
 from fsm_spec.errors import UserError
 from fsm_spec.simulator import draws
 

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fsm_spec.errors import UserError
-from fsm_spec.findings import nearest, path_text
+from fsm_spec.language.findings import nearest, path_text
 from fsm_spec.simulator.mixture import Mixture, TextProfile
 
 Rates = tuple[Annotated[float, Field(ge=0, le=1)], ...]

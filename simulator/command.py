@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fsm_spec.drawing import svg
+from fsm_spec.drawing.state_drawing import svg
 from fsm_spec.errors import UserError
 from fsm_spec.screen import Screen
 from fsm_spec.simulator import report

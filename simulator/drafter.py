@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fsm_spec.errors import UserError
-from fsm_spec.expression import evaluate
+from fsm_spec.language.expression import evaluate
 from fsm_spec.simulator.model import ModelShape
 from fsm_spec.table import Row, Table
 

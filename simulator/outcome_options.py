@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from fsm_spec.chances import ACCEPT_FORMS
+from fsm_spec.checker.chances import ACCEPT_FORMS
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
 from fsm_spec.simulator.acceptance_file import load_mixture

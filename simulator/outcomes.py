@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fsm_spec.budget import Rate, best_total, grant, share
-from fsm_spec.domain import column_bounds
 from fsm_spec.errors import UserError
-from fsm_spec.expression import Expr
-from fsm_spec.linear import bounds
+from fsm_spec.language.domain import column_bounds
+from fsm_spec.language.expression import Expr
+from fsm_spec.language.linear import bounds
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.mixture import Mixture

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fsm_spec.expression import Const, Expr
+from fsm_spec.language.expression import Const, Expr
 from fsm_spec.plan import KIND_OF_FATE, KINDS
 from fsm_spec.policy import Policy, block_rows, headroom
 from fsm_spec.simulator import places as p

@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from fsm_spec.errors import UserError
-from fsm_spec.findings import nearest
+from fsm_spec.language.findings import nearest
 from fsm_spec.simulator.cost import Host
 from fsm_spec.simulator.hardware import Hardware
 

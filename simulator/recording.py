@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
 from fsm_spec.errors import UserError
-from fsm_spec.expression import evaluate
+from fsm_spec.language.expression import evaluate
 from fsm_spec.replay import read_trace, table_of
 from fsm_spec.simulator.acceptance_file import AcceptanceFile, ProfileEntry
 from fsm_spec.simulator.outcomes import drawn, most_drafts

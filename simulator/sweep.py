@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
-from fsm_spec.findings import nearest
+from fsm_spec.language.findings import nearest
 from fsm_spec.load import load
 from fsm_spec.simulator.chart import short
 from fsm_spec.simulator.outcome_options import needs

@@ -13,8 +13,8 @@ from typing import Any
 from numba import types
 
 from fsm_spec import life_cycle
-from fsm_spec.expression import Expr
 from fsm_spec.jit import generated
+from fsm_spec.language.expression import Expr
 from fsm_spec.simulator.places import AT, COLUMNS, EMITTED_NOW, TRANSITION
 from fsm_spec.step import Body, constants, step_body, value_body
 from fsm_spec.table import NO_STOP, STOP, Table

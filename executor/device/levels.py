@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fsm_spec.domain import arg_bounds, column_bounds
 from fsm_spec.errors import UserError
-from fsm_spec.expression import Bounds, interval
+from fsm_spec.language.domain import arg_bounds, column_bounds
+from fsm_spec.language.expression import Bounds, interval
 from fsm_spec.table import Row, Table
 
 # No round of a sensible algorithm has more launches.

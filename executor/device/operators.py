@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fsm_spec.executor.device.rows import RowForm, Rows
 from fsm_spec.executor.device.scope import DeviceScope
-from fsm_spec.expression import Const, add
 from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.fixed.operators import FIXED_OPERATORS
 from fsm_spec.kernels.randomness import Purpose
 from fsm_spec.kernels.tree import Tree
-from fsm_spec.piece import Piece
+from fsm_spec.language.expression import Const, add
+from fsm_spec.language.piece import Piece
 from fsm_spec.plan import OperatorPlan
 
 

@@ -1,9 +1,10 @@
 """The overlapped loop: the host plans a round while the device runs the one before.
 
 The plan reads columns that are one round old, under a policy with `lag: 1`, which takes pages ahead for what the host
-cannot see; `fsm-spec check --lag 1` proves it (`fsm_spec/lag.py`). A request that has ended unseen is planned once
-more: the device finds it at its end, and nothing of it changes. What takes a line away (preemption, abort, a stop
-string, another size of a tier) waits for the round in flight first, so that no late result meets another request.
+cannot see; `fsm-spec check --lag 1` proves it (`fsm_spec/checker/lag.py`). A request that has ended unseen is planned
+once more: the device finds it at its end, and nothing of it changes. What takes a line away (preemption, abort, a
+stop string, another size of a tier) waits for the round in flight first, so that no late result meets another
+request.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fsm_spec import life_cycle
-from fsm_spec.draft_rows import BESIDE
 from fsm_spec.engine import Chunk
 from fsm_spec.executor.device.phase import Machine
 from fsm_spec.executor.device.results import Form, pack
@@ -20,6 +19,7 @@ from fsm_spec.executor.models.rows import FixedRows
 from fsm_spec.kernels.fixed.attention import pack_mask
 from fsm_spec.kernels.fixed.operators import FIXED_OPERATORS
 from fsm_spec.kernels.randomness import Purpose
+from fsm_spec.rules.draft_rows import BESIDE
 from fsm_spec.table import PREFILL, Table
 
 NEXT, FEATURES = "next", "features"

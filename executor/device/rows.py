@@ -15,8 +15,8 @@ from fsm_spec.executor.block import NOISE_LOW, Layout
 from fsm_spec.executor.carry import MASK, NOISE
 from fsm_spec.executor.device.place import Place
 from fsm_spec.executor.device.scope import DeviceScope
-from fsm_spec.expression import Const, Expr
 from fsm_spec.kernels.fixed.noise import noise_ids
+from fsm_spec.language.expression import Const, Expr
 from fsm_spec.plan import SegmentPlan
 
 

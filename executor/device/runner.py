@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fsm_spec import expression, life_cycle
+from fsm_spec import life_cycle
 from fsm_spec.engine import Args, Chunk, Launch
 from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.executor.device.graphs import Graphs, Progress, buckets
@@ -25,6 +25,7 @@ from fsm_spec.executor.device.phase import Machine, Phase
 from fsm_spec.executor.device.prefill import Prefill
 from fsm_spec.executor.device.results import Form, Results
 from fsm_spec.executor.request import Request
+from fsm_spec.language import expression
 from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import END, WAIT, Table
 from fsm_spec.tiers import Tiers

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from fsm_spec.executor.carry import CERTAIN, EMPTY, MASK, TEXT
 from fsm_spec.executor.device.state import DeviceState
-from fsm_spec.expression import Const, Expr
 from fsm_spec.kernels.fixed.gather import gather_ids
 from fsm_spec.kernels.tree import Tree
 from fsm_spec.kernels.unmask import MASKED
-from fsm_spec.piece import Piece
+from fsm_spec.language.expression import Const, Expr
+from fsm_spec.language.piece import Piece
 from fsm_spec.step import evaluate
 from fsm_spec.table import Table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fsm_spec.drawing import svg
+from fsm_spec.drawing.state_drawing import svg
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.executor.generate import Session
 from fsm_spec.executor.server.meter import Meter

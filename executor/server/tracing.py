@@ -58,7 +58,7 @@ class Tracing:
                 "gen_ai.usage.output_tokens": job.emitted,
                 "gen_ai.response.finish_reasons": (reason,),
                 "fsm_spec.choice": job.index,
-                "fsm_spec.spec": self.served.table.name,
+                "fsm_spec.language.spec": self.served.table.name,
                 "fsm_spec.digest": self.served.table.digest,
             },
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsm_spec.executor.server import protocol
 from fsm_spec.executor.server.refusal import Refusal
-from fsm_spec.findings import nearest
+from fsm_spec.language.findings import nearest
 
 _SHOWN = 80
 

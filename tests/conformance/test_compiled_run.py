@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fsm_spec.budget import table_rate
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
+from fsm_spec.language.spec import Spec
 from fsm_spec.load import load, shipped
 from fsm_spec.policy import Policy, Pool, longest_pages
 from fsm_spec.simulator import packed_run, packed_table, run_launch
@@ -32,7 +33,6 @@ from fsm_spec.simulator.model import load_model
 from fsm_spec.simulator.outcomes import Granted, Laws, drawn
 from fsm_spec.simulator.simulation import Results, Simulation
 from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
-from fsm_spec.spec import Spec
 from fsm_spec.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "property"))

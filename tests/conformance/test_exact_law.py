@@ -14,7 +14,7 @@ from shipped_specs import SAMPLING, operators
 
 from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.kernels.operators import OPERATORS
-from fsm_spec.piece import parse_piece
+from fsm_spec.language.piece import parse_piece
 from fsm_spec.table import Table
 
 EXACT = 1e-9

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from shipped_specs import EXPECTED
 
-from fsm_spec.chances import chances_of, parse_chances
+from fsm_spec.checker.chances import chances_of, parse_chances
+from fsm_spec.checker.expect import Expected, expect
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
-from fsm_spec.expect import Expected, expect
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.simulator.acceptance import parse_accept, parse_unmask

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fsm_spec.check import PROVED, REFUTED, Bounds, check
+from fsm_spec.checker.check import PROVED, REFUTED, Bounds, check
 from fsm_spec.cli import application
 from fsm_spec.compile import compile_table
 from fsm_spec.executor.generate import Options, Session
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.transformer import Transformer
-from fsm_spec.expression import Const, subtract
+from fsm_spec.language.expression import Const, subtract
 from fsm_spec.load import load, loads
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.simulator.acceptance import parse_accept

@@ -17,7 +17,7 @@ from fsm_spec.executor.generate import Options, Session, pool_for, trace_header
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.transformer import Transformer
-from fsm_spec.expression import Const, subtract
+from fsm_spec.language.expression import Const, subtract
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.replay import replay_records

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from fsm_spec.automaton import Automaton
-from fsm_spec.check import Bounds, compositions
+from fsm_spec.checker.automaton import Automaton
+from fsm_spec.checker.check import Bounds, compositions
+from fsm_spec.checker.composition import Composition
+from fsm_spec.checker.exploration import Exploration, Limits
+from fsm_spec.checker.interleaving import Interleaving
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Composition
-from fsm_spec.exploration import Exploration, Limits
-from fsm_spec.expression import Const
-from fsm_spec.interleaving import Interleaving
+from fsm_spec.language.expression import Const
 from fsm_spec.load import load
 from fsm_spec.policy import ADMISSIONS, Pool, load_policy
-from fsm_spec.promela import promela
+from fsm_spec.promela.export import promela
 from fsm_spec.table import Table
 
 pytestmark = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from shipped_specs import SPECS
 from fsm_spec.compile import compile_table
 from fsm_spec.executor.device.table_kernel import TableStep
 from fsm_spec.kernels.triton.integers import floor_divide, floor_modulo
-from fsm_spec.spec import Spec
+from fsm_spec.language.spec import Spec
 from fsm_spec.step import choose, step
 from fsm_spec.table import NO_STOP, Table
 

@@ -22,10 +22,10 @@ from fsm_spec.executor.request import Request
 from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.toy import ToyCache, ToyModel
 from fsm_spec.executor.toy_drafters import toy_drafters
-from fsm_spec.expression import evaluate
 from fsm_spec.kernels.enumeration import Enumerator, enumerate_outcomes
 from fsm_spec.kernels.law import SamplingParams, law_plain
 from fsm_spec.kernels.operators import OPERATORS
+from fsm_spec.language.expression import evaluate
 from fsm_spec.policy import Plan, Policy, Pool
 from fsm_spec.table import Table
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from fsm_spec.spec import Spec
+from fsm_spec.language.spec import Spec
 
 MAX_COLUMN = 3
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from fsm_spec.language.operators import OPERATORS, key_of
+from fsm_spec.language.spec import Spec
 from fsm_spec.load import load, shipped
-from fsm_spec.operators import OPERATORS, key_of
-from fsm_spec.spec import Spec
 
 SPECS: Final[dict[str, Spec]] = {name: load(path).spec for name, path in sorted(shipped().items())}
 

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from fsm_spec.compile import compile_table
-from fsm_spec.expression import evaluate
+from fsm_spec.language.expression import evaluate
 from fsm_spec.load import load, shipped
 from fsm_spec.oracle import next_event, oracle
 from fsm_spec.table import NO_STOP, Table

@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsm_spec import properties
-from fsm_spec.automaton import Automaton
-from fsm_spec.check import sizes_of
+from fsm_spec.checker import properties
+from fsm_spec.checker.automaton import Automaton
+from fsm_spec.checker.check import sizes_of
+from fsm_spec.checker.composition import Composition, State
+from fsm_spec.checker.counterexample import explain
+from fsm_spec.checker.exploration import Exploration, Limits
+from fsm_spec.checker.interleaving import Interleaving
+from fsm_spec.checker.search import search
+from fsm_spec.checker.single_events import SingleEvents
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Composition, State
-from fsm_spec.counterexample import explain
-from fsm_spec.exploration import Exploration, Limits
-from fsm_spec.interleaving import Interleaving
+from fsm_spec.language.spec import Spec
 from fsm_spec.load import load
 from fsm_spec.policy import ADMISSIONS, Policy, Pool, Prefill, load_policy, longest_pages
-from fsm_spec.search import search
-from fsm_spec.single_events import SingleEvents
-from fsm_spec.spec import Spec
 from fsm_spec.table import Table
 from fsm_spec.tiers import tiers_of
 

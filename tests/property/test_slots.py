@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fsm_spec.checker.properties import Judge
 from fsm_spec.compile import compile_table
 from fsm_spec.engine import Engine, Group
 from fsm_spec.executor.cache import PageAllocator
@@ -21,13 +22,12 @@ from fsm_spec.executor.request import Request
 from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.toy import ToyCache, ToyModel
 from fsm_spec.executor.toy_drafters import toy_drafters
-from fsm_spec.expression import evaluate
 from fsm_spec.kernels.law import SamplingParams
+from fsm_spec.language.expression import evaluate
 from fsm_spec.load import load, shipped
 from fsm_spec.oracle import holding, oracle
 from fsm_spec.plan import ForwardPlan
 from fsm_spec.policy import Policy, Pool
-from fsm_spec.properties import Judge
 from fsm_spec.table import Table
 from fsm_spec.trace import STEP_FIELDS, TraceWriter, header
 

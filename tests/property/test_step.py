@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsm_spec.compile import compile_table
-from fsm_spec.expression import evaluate, parse
+from fsm_spec.language.expression import evaluate, parse
+from fsm_spec.language.spec import Spec
 from fsm_spec.load import load
 from fsm_spec.oracle import holding, oracle
 from fsm_spec.simulator.places import AT, EMITTED, EMITTED_NOW, KV, PROMPT, TRANSITION
 from fsm_spec.simulator.table_code import TableCode
-from fsm_spec.spec import Spec
 from fsm_spec.step import choose, constants, step
 from fsm_spec.table import NO_STOP, Table
 

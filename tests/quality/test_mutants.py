@@ -22,20 +22,20 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from fsm_spec import composition
-from fsm_spec.automaton import Automaton, Values
+from fsm_spec.checker import composition
+from fsm_spec.checker.automaton import Automaton, Values
+from fsm_spec.checker.composition import Composition, Held, Move, State
+from fsm_spec.checker.exploration import STATE_BYTES, Exploration, Limits
+from fsm_spec.checker.interleaving import Interleaving
+from fsm_spec.checker.search import Fault, search
+from fsm_spec.checker.shared_prefix import SharedPrefix
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Composition, Held, Move, State
-from fsm_spec.exploration import STATE_BYTES, Exploration, Limits
-from fsm_spec.expression import parse
-from fsm_spec.findings import SpecFindings
-from fsm_spec.interleaving import Interleaving
+from fsm_spec.language.expression import parse
+from fsm_spec.language.findings import SpecFindings
+from fsm_spec.language.piece import parse_piece
 from fsm_spec.load import find, loads
-from fsm_spec.piece import parse_piece
 from fsm_spec.policy import Plan, Policy, Pool, plan
-from fsm_spec.promela import promela
-from fsm_spec.search import Fault, search
-from fsm_spec.shared_prefix import SharedPrefix
+from fsm_spec.promela.export import promela
 from fsm_spec.table import Row, Table
 from fsm_spec.tiers import Tier, tiers_of
 

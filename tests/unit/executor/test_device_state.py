@@ -15,7 +15,7 @@ from fsm_spec.executor.block import ancestors as ancestors_of_one
 from fsm_spec.executor.device.levels import levels_of
 from fsm_spec.executor.device.rows import ancestors
 from fsm_spec.executor.device.state import DeviceState, Sizes
-from fsm_spec.expression import evaluate
+from fsm_spec.language.expression import evaluate
 from fsm_spec.load import load
 from fsm_spec.oracle import oracle
 from fsm_spec.table import NO_STOP, STOP, Table

@@ -19,10 +19,10 @@ from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.request import Request
 from fsm_spec.executor.runner import Runner
-from fsm_spec.expression import Const
 from fsm_spec.kernels.law import SamplingParams
+from fsm_spec.language.expression import Const
+from fsm_spec.language.piece import parse_piece
 from fsm_spec.load import load, loads
-from fsm_spec.piece import parse_piece
 from fsm_spec.policy import Policy, Pool, Prefill
 from fsm_spec.table import NO_STOP, CarryPlan, Table
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from fsm_spec import properties
-from fsm_spec.automaton import Automaton
+from fsm_spec.checker import properties
+from fsm_spec.checker.automaton import Automaton
 from fsm_spec.compile import compile_table
-from fsm_spec.expression import Const, parse
+from fsm_spec.language.expression import Const, parse
 from fsm_spec.load import load
 from fsm_spec.table import Table
 

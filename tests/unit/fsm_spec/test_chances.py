@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from fsm_spec.chances import Chances, chances_of, parse_chances
+from fsm_spec.checker.chances import Chances, chances_of, parse_chances
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.load import load

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from fsm_spec import properties
-from fsm_spec.automaton import Automaton
-from fsm_spec.check import PROVED, REFUTED, UNDETERMINED, Bounds, Checked, check, limits_of
+from fsm_spec.checker import properties
+from fsm_spec.checker.automaton import Automaton
+from fsm_spec.checker.check import PROVED, REFUTED, UNDETERMINED, Bounds, Checked, check, limits_of
+from fsm_spec.checker.counterexample import Counterexample
 from fsm_spec.compile import compile_table
-from fsm_spec.counterexample import Counterexample
 from fsm_spec.errors import UserError
-from fsm_spec.expression import Const, parse
+from fsm_spec.language.expression import Const, parse
 from fsm_spec.load import load, loads
 from fsm_spec.table import Table
 

@@ -17,7 +17,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fsm_spec import cli, command, verdict
+from fsm_spec import cli, command
+from fsm_spec.checker import verdict
 from fsm_spec.cli_spec import settings_of
 from fsm_spec.errors import UserError
 from fsm_spec.load import load
@@ -382,7 +383,7 @@ def test_schema(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The committed schema is compared or written."""
     assert run("schema", "--check").out.endswith("schema.json is up to date\n")
     target = tmp_path / "schema.json"
-    monkeypatch.setattr("fsm_spec.schema.schema_path", lambda: target)
+    monkeypatch.setattr("fsm_spec.language.schema.schema_path", lambda: target)
     assert f"{target}\n" == run("schema").out
     target.write_text("{}")
     assert run("schema", "--check").code == 2

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from fsm_spec import properties
-from fsm_spec.automaton import Automaton
+from fsm_spec.checker import properties
+from fsm_spec.checker.automaton import Automaton
+from fsm_spec.checker.composition import ENDED, Composition, Held, State, move_between
+from fsm_spec.checker.interleaving import Interleaving
+from fsm_spec.checker.search import Found, search
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import ENDED, Composition, Held, State, move_between
-from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load
 from fsm_spec.policy import Plan, Policy, Pool, load_policy, plan
-from fsm_spec.search import Found, search
 from fsm_spec.table import Table
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "kvpool.yaml"
@@ -125,7 +125,7 @@ def test_pages_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
                 decided.admit_chunks,
             )
 
-        monkeypatch.setattr("fsm_spec.composition.plan", wrong)
+        monkeypatch.setattr("fsm_spec.checker.composition.plan", wrong)
 
     with_pages(5)
     assert properties.POOL in searched().broken
@@ -144,7 +144,7 @@ def test_livelock_of_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
             everyone, decided.pages * 0, decided.run[:0], (), decided.admit, (0,) * len(decided.admit)
         )
 
-    monkeypatch.setattr("fsm_spec.composition.plan", thrash)
+    monkeypatch.setattr("fsm_spec.checker.composition.plan", thrash)
     fault = searched().broken[ENDS]
     assert "livelock: the last 2 moves can repeat for ever without progress" == fault.why
     assert fault.loop == len(fault.path) - 3

@@ -7,12 +7,13 @@ from fractions import Fraction
 
 import pytest
 
-from fsm_spec import chain, life_cycle
-from fsm_spec.chances import Chances, chances_of
+from fsm_spec import life_cycle
+from fsm_spec.checker import chain
+from fsm_spec.checker.chances import Chances, chances_of
+from fsm_spec.checker.expect import Expected, expect
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
-from fsm_spec.expect import Expected, expect
-from fsm_spec.expression import evaluate
+from fsm_spec.language.expression import evaluate
 from fsm_spec.load import load, loads, shipped
 from fsm_spec.oracle import next_event, oracle
 from fsm_spec.table import END, NO_STOP, PREFILL, STOP, Table

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsm_spec import exploration, properties
-from fsm_spec.automaton import Automaton
+from fsm_spec.checker import exploration, properties
+from fsm_spec.checker.automaton import Automaton
+from fsm_spec.checker.composition import Composition
+from fsm_spec.checker.exploration import Exploration, Limits, nearest_cycle
+from fsm_spec.checker.interleaving import Interleaving
+from fsm_spec.checker.search import search
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import Composition
-from fsm_spec.exploration import Exploration, Limits, nearest_cycle
-from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load
 from fsm_spec.policy import Pool, load_policy
-from fsm_spec.search import search
 
 ENDS = "every request reaches end"
 PLENTY = Limits(10**6, 10**9)

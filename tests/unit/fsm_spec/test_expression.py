@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsm_spec.expression import (
+from fsm_spec.language.expression import (
     INT32_MAX,
     Const,
     Expr,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsm_spec.errors import SpecError
-from fsm_spec.findings import Finding, SpecFindings, closest, nearest, path_text, quoted
+from fsm_spec.language.findings import Finding, SpecFindings, closest, nearest, path_text, quoted
 
 
 def test_a_finding_is_one_line() -> None:

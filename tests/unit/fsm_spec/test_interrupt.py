@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fsm_spec.interrupt import interruptible
-from fsm_spec.verdict import _interrupted
+from fsm_spec.checker.interrupt import interruptible
+from fsm_spec.checker.verdict import _interrupted
 
 # A compiled loop that would run for minutes, and a signal that comes meanwhile.
 CODE = """
 import os, signal, threading
-from fsm_spec.interrupt import interruptible
+from fsm_spec.checker.interrupt import interruptible
 from fsm_spec.jit import jit
 
 @jit()

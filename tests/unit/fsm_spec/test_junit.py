@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from fsm_spec.check import Bounds, check
+from fsm_spec.checker.check import Bounds, check
+from fsm_spec.checker.junit import junit
+from fsm_spec.checker.verdict import Answer
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
-from fsm_spec.junit import junit
 from fsm_spec.load import load
-from fsm_spec.verdict import Answer
 
 
 def answer(name: str, bounds: Bounds) -> Answer:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fsm_spec import properties
-from fsm_spec.check import Bounds, check
+from fsm_spec.checker import properties
+from fsm_spec.checker.check import Bounds, check
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.load import load, shipped

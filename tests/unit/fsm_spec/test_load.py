@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import SpecError, UserError
-from fsm_spec.findings import SpecFindings
+from fsm_spec.language.findings import SpecFindings
 from fsm_spec.load import dump, find, load, loads, shipped
 
 DATA = Path(__file__).resolve().parents[2] / "data"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fsm_spec.automaton import Automaton
+from fsm_spec.checker.automaton import Automaton
+from fsm_spec.checker.composition import ENDED, Held
+from fsm_spec.checker.packed import ENDED_CODE, Settings, fit_word
+from fsm_spec.checker.packed_rounds import RoundsPacking
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import ENDED, Held
 from fsm_spec.errors import UserError
 from fsm_spec.load import load
-from fsm_spec.packed import ENDED_CODE, Settings, fit_word
-from fsm_spec.packed_rounds import RoundsPacking
 from fsm_spec.policy import Policy, Pool
 
 

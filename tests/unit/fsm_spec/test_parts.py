@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fsm_spec.findings import SpecFindings
+from fsm_spec.language.findings import SpecFindings
 from fsm_spec.load import loads, shipped
 
 DATA = Path(__file__).resolve().parents[2] / "data"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsm_spec.expression import Const, ExpressionError, Name, evaluate, parse, to_text
-from fsm_spec.piece import Piece, parse_piece
+from fsm_spec.language.expression import Const, ExpressionError, Name, evaluate, parse, to_text
+from fsm_spec.language.piece import Piece, parse_piece
 
 
 @pytest.mark.parametrize(

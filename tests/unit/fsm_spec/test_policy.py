@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fsm_spec.errors import UserError
-from fsm_spec.findings import SpecFindings
+from fsm_spec.language.findings import SpecFindings
 from fsm_spec.policy import load_policy
 
 FAULTY = """\

@@ -13,11 +13,11 @@ from fsm_spec.cli import application
 from fsm_spec.command import export
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
-from fsm_spec.expression import TRUE, evaluate, names, parse
+from fsm_spec.language.expression import TRUE, evaluate, names, parse
 from fsm_spec.load import load
-from fsm_spec.promela_scheduler import Translation, macro_of
-from fsm_spec.promela_steps import Steps
-from fsm_spec.promela_text import FALSE, comment, text_of, tidy
+from fsm_spec.promela.scheduler import Translation, macro_of
+from fsm_spec.promela.steps import Steps
+from fsm_spec.promela.text import FALSE, comment, text_of, tidy
 
 MODEL = "tests/models/kvpool.yaml"
 
@@ -119,7 +119,7 @@ def test_exactly_one_of_many_values() -> None:
 
 def test_no_line_is_about_one_model() -> None:
     """The writer would know the common model and not the language."""
-    for path in Path("fsm_spec").glob("promela*.py"):
+    for path in Path("fsm_spec/promela").glob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert not any(word in text for word in ("kvpool", "propose", "verify", "trim", "com_of", "acc_of"))
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fsm_spec.automaton import Automaton
+from fsm_spec.checker.automaton import Automaton
+from fsm_spec.checker.exploration import Exploration, Limits
+from fsm_spec.checker.interleaving import Interleaving
+from fsm_spec.checker.packed_actions import ActionsPacking
+from fsm_spec.checker.ranks import ranks_of
 from fsm_spec.compile import compile_table
-from fsm_spec.exploration import Exploration, Limits
-from fsm_spec.interleaving import Interleaving
 from fsm_spec.load import load
-from fsm_spec.packed_actions import ActionsPacking
 from fsm_spec.policy import Pool, load_policy
-from fsm_spec.ranks import ranks_of
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "kvpool.yaml"
 

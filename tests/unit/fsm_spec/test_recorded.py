@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fsm_spec.check import Bounds, check
+from fsm_spec.checker.check import Bounds, check
+from fsm_spec.checker.recorded import read, record, replay
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, TraceDivergence, UserError
-from fsm_spec.expression import parse
+from fsm_spec.language.expression import parse
 from fsm_spec.load import load, loads
-from fsm_spec.recorded import read, record, replay
 
 MODEL = str(Path(__file__).resolve().parents[2] / "models" / "kvpool.yaml")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsm_spec.findings import MAX_FINDINGS, SpecFindings
+from fsm_spec.language.findings import MAX_FINDINGS, SpecFindings
 from fsm_spec.load import loads, shipped
 
 MASKS = (

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fsm_spec.findings import MAX_FINDINGS, SpecFindings
+from fsm_spec.language.findings import MAX_FINDINGS, SpecFindings
+from fsm_spec.language.scope import BUILT_IN_COLUMNS
 from fsm_spec.load import loads, shipped
-from fsm_spec.rules import violations
-from fsm_spec.scope import BUILT_IN_COLUMNS
+from fsm_spec.rules.whole_spec import violations
 from fsm_spec.table import BUILT_IN_COLUMNS as TABLE_COLUMNS
 
 DATA = Path(__file__).resolve().parents[2] / "data"

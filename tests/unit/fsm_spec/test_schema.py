@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from fsm_spec import schema
 from fsm_spec.errors import UserError
+from fsm_spec.language import schema
+from fsm_spec.language.source import compose
 from fsm_spec.load import shipped
-from fsm_spec.source import compose
 
 
 def test_the_committed_schema_is_current() -> None:

@@ -9,14 +9,14 @@ from typing import cast
 
 import pytest
 
-from fsm_spec import properties
-from fsm_spec.automaton import Automaton
+from fsm_spec.checker import properties
+from fsm_spec.checker.automaton import Automaton
+from fsm_spec.checker.composition import ENDED, Composition, Held, Move, State
+from fsm_spec.checker.search import DEADLOCK, search
 from fsm_spec.compile import compile_table
-from fsm_spec.composition import ENDED, Composition, Held, Move, State
-from fsm_spec.expression import parse
+from fsm_spec.language.expression import parse
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
-from fsm_spec.search import DEADLOCK, search
 from fsm_spec.table import Table
 
 ENDS = "every request reaches end"

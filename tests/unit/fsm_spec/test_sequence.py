@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsm_spec.check import Bounds, check
+from fsm_spec.checker.check import Bounds, check
+from fsm_spec.checker.counterexample import Counterexample
+from fsm_spec.checker.sequence import mermaid
 from fsm_spec.compile import compile_table
-from fsm_spec.counterexample import Counterexample
 from fsm_spec.load import load
-from fsm_spec.sequence import mermaid
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "kvpool.yaml"
 

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fsm_spec import block_mask, command, diagram, drawing, layout, mask_drawing, show
+from fsm_spec import command
 from fsm_spec.cli import application
 from fsm_spec.compile import compile_table
+from fsm_spec.drawing import block_mask, diagram, layout, mask_drawing, show
+from fsm_spec.drawing import state_drawing as drawing
 from fsm_spec.errors import UserError
-from fsm_spec.expression import Const, Name, parse
+from fsm_spec.language.expression import Const, Name, parse
+from fsm_spec.language.piece import Piece
 from fsm_spec.load import load, loads, shipped
-from fsm_spec.piece import Piece
 from fsm_spec.table import Table
 
 SPECS = sorted(shipped())

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fsm_spec import source
 from fsm_spec.errors import UserError
-from fsm_spec.findings import MAX_FINDINGS, SpecFindings
-from fsm_spec.source import compose, decode, read, scalar
+from fsm_spec.language import source
+from fsm_spec.language.findings import MAX_FINDINGS, SpecFindings
+from fsm_spec.language.source import compose, decode, read, scalar
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)

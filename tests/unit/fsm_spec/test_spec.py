@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from fsm_spec import spec
-from fsm_spec.expression import Const, Name, parse
-from fsm_spec.piece import Piece
-from fsm_spec.spec import (
+from fsm_spec.language import spec
+from fsm_spec.language.expression import Const, Name, parse
+from fsm_spec.language.piece import Piece
+from fsm_spec.language.spec import (
     MAX_ITEMS,
     Accept,
     BoolExpr,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsm_spec.kernels.operators import OPERATORS, PLAIN
-from fsm_spec.operators import OPERATORS as REGISTRY
+from fsm_spec.language.operators import OPERATORS as REGISTRY
 
 
 def test_names() -> None:

@@ -1,0 +1,394 @@
+"""The compiled search: packed states in one hash set, the scheduler's own functions inside, no Python in the loop.
+
+A global state is one 64-bit word: a field a request, holding the code of its local state and, where the
+scheduler hands out pages a round ahead, the pages it owns. `packed.py` builds the arrays that these functions read
+and turns words back into states; `search.py` is the same search in plain Python, and a test compares the two.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: ANN001, ANN201, ANN202, ARG001, C901, PLR0912, PLR0913, PLR0915, PLR0917 - numba infers types, takes plain arguments
+# ruff: noqa: PLR1714, SIM109 - and compiles comparisons to less than it makes of tuples
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fsm_spec import policy
+from fsm_spec.checker.hash_set import empty, index_of, insert, place_of, rebuilt
+from fsm_spec.checker.interleaved import actions, search_actions
+from fsm_spec.jit import compiled, jit
+
+PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
+# A model is a few plain arrays, as arrays by name in a tuple take numba ten times as long to compile.
+# Settings of a composition: places in `settings`.
+(REQUESTS, BITS, PAGE_BITS, SYMMETRY, ABORT, ADMISSION, POOL_PAGES, PAGE_SIZE, GROW, MIXED, BUDGET, MAX_RUNNING,
+ ENDED_CODE, POOL_BIT, SLOTS_BIT, ARRIVAL_FAULTS, TIERS) = range(17)  # fmt: skip
+# From TIERS on, by running requests: where the facts and lists of the tier's table begin.
+# What is known of a local state: columns of `local`.
+STATUS, LONGEST, PAGES, NEED, LEFT, ROWS, TAKE, FILL, SEES, ABORTED, ABORT_FAULTS = range(11)
+# Options of a request in an iteration, and edges of a single action: columns of `options` and of `edges`.
+TARGET, USED, FAULTS, SHOWS = range(4)
+# Rows of `scratch`, one element a request.
+(CODES, OWNED, QUEUED, LIVE, RUNNING_, PAGES_, NEED_, LEFT_, ROWS_, NEW_PAGES, ACTIONS, TOKENS, ADMIT_TOKENS, MOVER,
+ OPTION, OPTION_PAGES, WHEEL) = range(17)  # fmt: skip
+# Kinds of local states, in the search by rounds.
+ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
+# Most requests that a word holds.
+MOST_REQUESTS = 16
+
+
+admits = compiled(policy.admits, "admits")
+decide = compiled(policy.decide, "decide", admits=admits)
+
+
+@jit()
+def _wider(array, count, size):
+    """Give a longer array that starts with the same `count` elements."""
+    longer = np.empty(size, array.dtype)
+    # A loop, as numba takes seconds to compile the assignment of a slice.
+    for index in range(count):
+        longer[index] = array[index]
+    return longer
+
+
+# One iteration of the scheduler at a time --------------------------------------------------------------------------
+
+
+@jit()
+def _packed(settings, local, scratch):
+    """Pack codes and pages; with symmetry, requests that have ended lose their places."""
+    requests, bits, page_bits, ended = (
+        settings[REQUESTS],
+        settings[BITS],
+        settings[PAGE_BITS],
+        settings[ENDED_CODE],
+    )
+    symmetry = settings[SYMMETRY]
+    word = 0
+    place = 0
+    for index in range(requests):
+        code = scratch[CODES, index]
+        if symmetry and code == ended:
+            continue
+        word |= ((code << page_bits) | scratch[OWNED, index]) << (place * bits)
+        place += 1
+    while place < requests:
+        word |= (ended << page_bits) << (place * bits)
+        place += 1
+    return word
+
+
+@jit()
+def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out):
+    """Write the successors of a state to `out`: arrivals, aborts, and every outcome of one iteration.
+
+    `lists[k]` and `lists[k + 1]` bound option list k; `prefills[code, n]` and `admits_[code, n]` give the list of
+    a request that prefills n tokens, now or at its admission (columns 0 of both, for a running one: its round, its
+    preemption).
+    Gives their number (above the length of `out`: a longer one is needed), the properties broken and those shown
+    (bits), and whether requests are left that nothing can move.
+    """
+    requests, bits, page_bits = settings[REQUESTS], settings[BITS], settings[PAGE_BITS]
+    field, page_field = (1 << bits) - 1, (1 << page_bits) - 1
+    for index in range(requests):
+        value = (word >> (index * bits)) & field
+        scratch[CODES, index] = value >> page_bits
+        scratch[OWNED, index] = value & page_field
+    # Arrivals and aborts: each changes one request. The first absent one is the next to come.
+    count, broken, shown = 0, 0, 0
+    active = False
+    for index in range(requests):
+        code, pages = scratch[CODES, index], scratch[OWNED, index]
+        status = local[code, STATUS]
+        if status == ENDED:
+            continue
+        changes = len(arrivals) if status == ABSENT else settings[ABORT]
+        broken |= settings[ARRIVAL_FAULTS] if status == ABSENT else changes * local[code, ABORT_FAULTS]
+        for change in range(changes):
+            target = arrivals[change] if status == ABSENT else local[code, ABORTED]
+            if target < 0:
+                continue
+            scratch[CODES, index] = target
+            scratch[OWNED, index] = (
+                pages if local[target, STATUS] == RUNNING or local[target, STATUS] == PREFILLING else 0
+            )
+            if count < len(out):
+                out[count] = _packed(settings, local, scratch)
+            count += 1
+        scratch[CODES, index], scratch[OWNED, index] = code, pages
+        if status == ABSENT:
+            break
+        active = True
+    if not active:
+        return count, broken, 0, False
+    moving, held = _planned(settings, local, prefills, admits_, scratch, queue)
+    if held > settings[POOL_PAGES]:
+        broken |= settings[POOL_BIT]
+    still = False
+    # Every request that moves has a list of options; the product of the lists is walked like an odometer.
+    for place in range(moving):
+        scratch[WHEEL, place] = lists[scratch[OPTION, place]]
+    while True:
+        lost = False
+        for place in range(moving):
+            index, at, pages = scratch[MOVER, place], scratch[WHEEL, place], scratch[OPTION_PAGES, place]
+            target = options[at, TARGET]
+            broken |= options[at, FAULTS]
+            shown |= options[at, SHOWS]
+            if target < 0:
+                lost = True
+                continue
+            status = local[target, STATUS]
+            if options[at, USED] > pages * settings[PAGE_SIZE] and status != WAITING:
+                broken |= settings[SLOTS_BIT]
+            scratch[CODES, index] = target
+            scratch[OWNED, index] = 0 if status == ENDED or status == WAITING else pages
+        if not lost:
+            after = _packed(settings, local, scratch)
+            still = still or after == word
+            if count < len(out):
+                out[count] = after
+            count += 1
+        place = moving - 1
+        while place >= 0:
+            scratch[WHEEL, place] += 1
+            if scratch[WHEEL, place] < lists[scratch[OPTION, place] + 1]:
+                break
+            scratch[WHEEL, place] = lists[scratch[OPTION, place]]
+            place -= 1
+        if place < 0:
+            return count, broken, shown, still
+
+
+@jit()
+def _planned(settings, local, prefills, admits_, scratch, queue):
+    """Let the scheduler decide; give how many requests move, by which options, and the pages held meanwhile."""
+    live, waiting, promised, running = 0, 0, 0, 0
+    for index in range(settings[REQUESTS]):
+        running += local[scratch[CODES, index], STATUS] == RUNNING
+    # Facts and lists of the size that so many running requests get; what is not of a round is the same in all sizes.
+    tier = settings[TIERS + running]
+    for index in range(settings[REQUESTS]):
+        code = scratch[CODES, index]
+        status = local[code, STATUS]
+        if status == WAITING:
+            queue[waiting, 0] = local[code, TAKE]
+            queue[waiting, 1] = local[code, LONGEST]
+            queue[waiting, 2] = local[code, FILL]
+            scratch[QUEUED, waiting] = index
+            scratch[ADMIT_TOKENS, waiting] = 0
+            waiting += 1
+        elif status == PREFILLING or status == RUNNING:
+            scratch[RUNNING_, live] = status == RUNNING
+            scratch[PAGES_, live] = scratch[OWNED, index]
+            scratch[NEED_, live] = local[tier + code, NEED] if status == RUNNING else scratch[OWNED, index]
+            scratch[LEFT_, live] = local[code, LEFT]
+            scratch[ROWS_, live] = local[tier + code, ROWS]
+            scratch[ACTIONS, live] = 0
+            scratch[TOKENS, live] = 0
+            scratch[LIVE, live] = index
+            promised += local[code, LONGEST]
+            live += 1
+    admitted = decide(
+        settings[ADMISSION], settings[MIXED], settings[BUDGET], settings[MAX_RUNNING], settings[POOL_PAGES],
+        settings[GROW], promised, scratch[RUNNING_, :live], scratch[PAGES_, :live], scratch[NEED_, :live],
+        scratch[LEFT_, :live], scratch[ROWS_, :live], queue[:waiting], scratch[NEW_PAGES, :live],
+        scratch[ACTIONS, :live], scratch[TOKENS, :live], scratch[ADMIT_TOKENS, :waiting],
+    )  # fmt: skip
+    moving, held = 0, 0
+    for place in range(live):
+        index = scratch[LIVE, place]
+        code, pages, option = scratch[CODES, index], scratch[NEW_PAGES, place], -1
+        if scratch[ACTIONS, place] == PREEMPTED:
+            option, pages = admits_[tier + code, 0], 0
+        elif scratch[ACTIONS, place] == RUNS:
+            option = prefills[tier + code, 0]
+        elif scratch[TOKENS, place] > 0:
+            option = prefills[tier + code, scratch[TOKENS, place]]
+        held += pages
+        if option < 0:
+            # Nothing runs, and a late host catches up: a request that had ended unseen goes.
+            code = local[code, SEES]
+            scratch[CODES, index] = code
+            scratch[OWNED, index] = 0 if local[code, STATUS] == ENDED else pages
+            continue
+        scratch[MOVER, moving], scratch[OPTION, moving], scratch[OPTION_PAGES, moving] = index, option, pages
+        moving += 1
+    for place in range(admitted):
+        index = scratch[QUEUED, place]
+        option = admits_[tier + scratch[CODES, index], scratch[ADMIT_TOKENS, place]]
+        scratch[MOVER, moving], scratch[OPTION, moving], scratch[OPTION_PAGES, moving] = (
+            index,
+            option,
+            queue[place, 0],
+        )
+        held += queue[place, 0]
+        moving += 1
+    return moving, held
+
+
+# What `_search` and `_cycle` call: `compiled` puts the moves by rounds or by actions in this place.
+successors: Any = rounds
+
+
+# The search --------------------------------------------------------------------------------------------------------
+
+
+def _search(start, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, max_states):
+    """Search all reachable states level by level.
+
+    Gives the states in the order found; the number of moves; where each level starts; by property (bit) the first
+    state that breaks it; the properties shown (bits); the first state that is stuck (-1: none); and whether all
+    reachable states were searched.
+    """
+    table = empty(1 << 12)
+    states = np.empty(1 << 11, np.int64)
+    levels = np.empty(1 << 8, np.int64)
+    levels[0] = 0
+    first = np.empty(63, np.int64)
+    for bit in range(63):
+        first[bit] = -1
+    out = np.empty(1 << 8, np.int64)
+    states[0] = start
+    insert(table, start)
+    count, at, moves, level, level_end, stuck, shown = 1, 0, 0, 0, 1, -1, 0
+    complete = True
+    while at < count:
+        if at == level_end:
+            level += 1
+            if level == len(levels):
+                levels = _wider(levels, level, 2 * level)
+            levels[level] = at
+            level_end = count
+        found, broken, shows, still = 0, 0, 0, False
+        again = True
+        while again:
+            found, broken, shows, still = successors(
+                states[at], settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out
+            )
+            again = found > len(out)
+            if again:
+                out = np.empty(2 * found, np.int64)
+        if broken:
+            for bit in range(63):
+                if first[bit] < 0 and (broken >> bit) & 1:
+                    first[bit] = at
+        shown |= shows
+        if still and stuck < 0:
+            stuck = at
+        if count + found > len(states):
+            states = _wider(states, count, max(2 * len(states), count + found))
+        moves += found
+        for index in range(found):
+            if insert(table, out[index]):
+                states[count] = out[index]
+                count += 1
+        if 2 * count > len(table):
+            table = rebuilt(4 * len(table), states, count)
+        at += 1
+        if count > max_states:
+            complete = False
+            break
+    return states[:count], moves, levels[: level + 1], first, shown, stuck, complete
+
+
+@jit(inline="always")
+def _rank(word, ranks, requests, bits, page_bits):
+    """Sum the ranks of a state's requests."""
+    field = (np.int64(1) << bits) - 1
+    rank = np.int64(0)
+    for _ in range(requests):
+        rank += ranks[np.uint64((word & field) >> page_bits)]
+        word >>= bits
+    return rank
+
+
+def _cycle(
+    states, words, places, ranks, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue
+):
+    """Find a cycle among all reachable states, depth first; give its places in `states`, or nothing.
+
+    What moves a request on (tokens emitted, committed slots of an abstract model) never falls, so a cycle holds no
+    progress, and all of it can repeat for ever. Moves that raise the sum of `ranks` are on no cycle (see `ranks.py`).
+    """
+    fresh, opened, closed = np.uint8(0), np.uint8(1), np.uint8(2)
+    requests, bits, page_bits = settings[REQUESTS], settings[BITS], settings[PAGE_BITS]
+    colour = np.zeros(len(states), np.uint8)
+    out = np.empty(1 << 8, np.int64)
+    nodes = np.empty(1 << 10, np.int32)
+    starts = np.empty(1 << 10, np.int64)
+    arena = np.empty(1 << 12, np.int32)
+    for root in range(len(states)):
+        if colour[root] != fresh:
+            continue
+        nodes[0] = root
+        depth, filled = 1, 0
+        entered = False
+        while depth:
+            node = nodes[depth - 1]
+            if not entered:
+                entered = True
+                colour[node] = opened
+                starts[depth - 1] = filled
+                found = 0
+                again = True
+                while again:
+                    found, _, _, _ = successors(
+                        states[node],
+                        settings,
+                        local,
+                        lists,
+                        options,
+                        prefills,
+                        admits_,
+                        arrivals,
+                        scratch,
+                        queue,
+                        out,
+                    )
+                    again = found > len(out)
+                    if again:
+                        out = np.empty(2 * found, np.int64)
+                if filled + found > len(arena):
+                    arena = _wider(arena, filled, 2 * (filled + found))
+                rank = _rank(states[node], ranks, requests, bits, page_bits)
+                for index in range(found):
+                    if _rank(out[index], ranks, requests, bits, page_bits) == rank:
+                        arena[filled] = place_of(words, places, out[index])
+                        filled += 1
+            if filled == starts[depth - 1]:
+                colour[node] = closed
+                depth -= 1
+                continue
+            filled -= 1
+            successor = arena[filled]
+            if colour[successor] == opened and successor != node:
+                first = depth - 1
+                while nodes[first] != successor:
+                    first -= 1
+                return nodes[first:depth].copy()
+            if colour[successor] == fresh:
+                if depth == len(nodes):
+                    nodes = _wider(nodes, depth, 2 * depth)
+                    starts = _wider(starts, depth, 2 * depth)
+                nodes[depth] = successor
+                depth += 1
+                entered = False
+    return nodes[:0].copy()
+
+
+search_rounds = compiled(_search, "search_rounds", successors=rounds)
+cycle_of_actions = compiled(_cycle, "cycle_of_actions", successors=actions)
+cycle_of_rounds = compiled(_cycle, "cycle_of_rounds", successors=rounds)
+
+__all__ = [
+    "actions",
+    "cycle_of_actions",
+    "cycle_of_rounds",
+    "index_of",
+    "rounds",
+    "search_actions",
+    "search_rounds",
+]

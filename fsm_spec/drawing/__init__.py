@@ -1,0 +1,1 @@
+"""Tables drawn for a reader: state diagrams, block masks and text."""

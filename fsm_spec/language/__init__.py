@@ -1,0 +1,1 @@
+"""What a spec's file says: its source, models, expressions, pieces and names."""

@@ -1,0 +1,1 @@
+"""Tables and the scheduler as Promela, the language of the model checker Spin."""

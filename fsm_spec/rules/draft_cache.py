@@ -1,0 +1,140 @@
+"""Caches of draft models: that their committed slots are, after every event, what `behind` says they are.
+
+A cache holds `kv - behind` committed slots. A forward of its model adds the rows it keeps, nothing else moves it;
+so behind + keep must balance on every transition, and prefill must leave it where `behind` starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from fsm_spec.language import expression
+from fsm_spec.language.expression import Const, Expr, Name, to_text
+from fsm_spec.language.linear import bounds, difference, simplify
+from fsm_spec.life_cycle import FIRST
+from fsm_spec.rules.draft_rows import BESIDE
+
+if TYPE_CHECKING:
+    from fsm_spec.language.expression import Bounds
+    from fsm_spec.language.findings import Path
+    from fsm_spec.plan import ForwardPlan
+    from fsm_spec.table import Row, Table
+
+Fault = tuple["Path", str]
+KV: Final = Name("kv")
+
+
+def faults_of(
+    table: Table,
+    columns: Mapping[str, Bounds],
+    paths: Mapping[int, Path],
+    under: str,
+) -> Iterator[Fault]:
+    """Yield every transition after which a draft cache is not where its model says."""
+    if not table.models:
+        return
+    known = constants(table)
+    for name, model in table.models.items():
+        yield from _start(table, name, model.kind, model.behind)
+        for row in table.rows:
+            if not row.built_in and row.target in table.codes:
+                added = row.draft_keep if _model_of(table, row) == name else Const(0)
+                off = _off(row, model.behind, added, known[row.sources[0]])
+                if off != Const(0):
+                    message = f"the cache of {name} lacks {to_text(off)} rows more than behind says ({under})"
+                    yield (
+                        paths[row.index],
+                        f"{message}; keep what its forward adds, and set what behind reads",
+                    )
+    for forward, plan in table.forwards.items():
+        if plan.model is not None:
+            yield from _gap(table, plan, columns, ("forwards", forward, "rows"), under)
+    for row in table.rows:
+        if not row.built_in and _model_of(table, row) is not None:
+            yield from _whole(table, row, paths[row.index])
+
+
+def committed(behind: Expr) -> Expr:
+    """Give the committed slots of a cache."""
+    return simplify(expression.subtract(KV, behind))
+
+
+def constants(table: Table) -> dict[str, dict[str, Expr]]:
+    """Give, by state, the columns that have one value wherever it is entered, as every way in sets them so."""
+    known: dict[str, dict[str, Expr] | None] = {
+        state.name: {} if state.built_in else None for state in table.states
+    }
+    ways = [row for row in table.rows if not row.built_in or row.event == FIRST]
+    moved = True
+    while moved:
+        moved = False
+        for row in ways:
+            before = known[row.sources[0]]
+            old = known.get(row.target, {})
+            if before is None or old == {}:
+                continue
+            after = {name: value for name, value in {**before, **dict(row.sets)}.items() if _fixed(value)}
+            new = after if old is None else {n: v for n, v in old.items() if after.get(n) == v}
+            if new != old:
+                known[row.target], moved = new, True
+    return {name: values or {} for name, values in known.items()}
+
+
+def _fixed(value: Expr) -> bool:
+    return isinstance(value, Const)
+
+
+def _model_of(table: Table, row: Row) -> str | None:
+    forward = table.state(row.sources[0]).forward
+    return table.forwards[forward].model if forward is not None else None
+
+
+def _start(table: Table, name: str, kind: str, behind: Expr) -> Iterator[Fault]:
+    """Hold `behind` to what prefill leaves: a model that reads a token beside the state before it lacks one row."""
+    first = {column.name: column.init for column in table.columns}
+    lag = Const(1 if kind in BESIDE else 0)
+    if difference(expression.substitute(behind, first), lag) != Const(0):
+        message = f"prefill leaves the cache of a {kind} {lag.value} rows behind"
+        yield ("models", name, "behind"), f"{message}; let {to_text(behind)} start at {lag.value}"
+
+
+def _off(row: Row, behind: Expr, added: Expr, known: Mapping[str, Expr]) -> Expr:
+    """Give the rows that a cache would lack after a transition: behind grows by the target's keep, less its own."""
+    after = expression.substitute(behind, dict(row.sets))
+    gone = expression.subtract(expression.add(row.keep, behind), added)
+    return simplify(expression.substitute(difference(expression.add(gone, Const(0)), after), known))
+
+
+def _gap(
+    table: Table, plan: ForwardPlan, columns: Mapping[str, Bounds], path: Path, under: str
+) -> Iterator[Fault]:
+    """Hold rows to slots behind the committed ones; only open rows of earlier forwards may lie between."""
+    base = committed(table.models[plan.model or ""].behind)
+    reuses = any(
+        segment.kv == "open"
+        for other in table.forwards.values()
+        if other.model == plan.model
+        for segment in other.segments
+    )
+    for index, segment in enumerate(plan.segments):
+        low = bounds(difference(segment.slot, base), columns)[0]
+        if low < 0:
+            message = (
+                f"{segment.name} would stand at the slot {to_text(segment.slot)}, before {to_text(base)}"
+            )
+            yield (*path, index, "at"), f"{message} ({under}); committed rows are never written again"
+        elif index == 0 and not reuses and difference(segment.slot, base) != Const(0):
+            message = f"{segment.name} stands at the slot {to_text(segment.slot)}, and the cache ends at"
+            yield (*path, index, "at"), f"{message} {to_text(base)} ({under}); start there, or keep rows open"
+
+
+def _whole(table: Table, row: Row, path: Path) -> Iterator[Fault]:
+    """Hold a transition to keep all rows that its draft forward writes to stay."""
+    forward = table.state(row.sources[0]).forward
+    assert forward is not None, "only rows with a forward keep"
+    segments = table.forwards[forward].segments
+    lasting = simplify(expression.total(segment.count for segment in segments if segment.kv == "keep"))
+    if difference(lasting, row.draft_keep) != Const(0):
+        message = f"{forward} writes {to_text(lasting)} rows to stay, and {to_text(row.draft_keep)} are kept"
+        yield (*path, "keep"), f"{message}; write keep: {to_text(lasting)}"
