@@ -43,14 +43,14 @@ class Batch:
         ids: Tokens,
         positions: Integers,
         slots: Integers,
-        row_start: Integers,
+        row_ends: Integers,
         context_slots: Integers,
         context: Integers,
         masks: list[torch.Tensor],
         gated: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add T rows of n requests: `row_start` [n + 1] counts from 0, `context_slots` are [n, at least context]."""
-        self.row_start += (row_start[1:] + self.total).tolist()
+        """Add T rows of n requests, which end at `row_ends` [n] among the T; `context_slots` are [n, at least context]."""
+        self.row_start += (row_ends + self.total).tolist()
         self.ids.append(ids)
         self.positions.append(positions)
         self.slots.append(slots)

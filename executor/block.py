@@ -42,12 +42,12 @@ class ReadRows:
 
     __slots__ = ("counts", "most", "numbers", "places", "positions")
 
-    def __init__(self, numbers: Integers, places: Integers, positions: Integers, counts: Integers) -> None:
+    def __init__(self, numbers: Integers, places: Integers, counts: Integers, positions: Integers) -> None:
         self.numbers = numbers
         self.places = places
-        self.positions = positions
         self.counts = counts
-        self.most = int(counts.max())
+        self.most = max(counts.tolist())
+        self.positions = positions
 
     def square(self, values: torch.Tensor, dead: float | None) -> torch.Tensor:
         """Lay out [m, ...] as [n, most, ...]; dead places become `dead`, or anything where it is None."""
@@ -64,7 +64,7 @@ class ReadRows:
         return laid
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Shape:
     """Hold which of a plan's R rows live in each of n requests of given counts, and what follows from that alone."""
 
@@ -74,8 +74,8 @@ class Shape:
     """[n, R], the rows without"""
     places: Integers
     """[T], the live rows among the n * R"""
-    row_start: Integers
-    """[n + 1], where the live rows of each request begin among the T"""
+    row_ends: Integers
+    """[n], the end of the live rows of each request among the T"""
     counts: Integers
     """[n], the live rows of each request"""
     masks: list[torch.Tensor]
@@ -98,6 +98,8 @@ class Layout:
         self.offset = np.concatenate([np.arange(count) for count in most] or [np.zeros(0, np.int64)])
         self.gated = np.array([segments[index].adapter for index in self.segment], np.bool_)
         self.query = np.array([segments[index].query for index in self.segment], np.bool_)
+        self.is_gated = bool(self.gated.any())
+        self.rows, self.tree = plan.rows, plan.tree
         # How far ahead of its own position a row predicts; beside a hidden state stands the token after it.
         self.ahead = np.array([segments[index].logits == "shifted" for index in self.segment], np.int64)
         self.ahead += np.array([segments[index].features is not None for index in self.segment], np.int64)
@@ -110,15 +112,18 @@ class Layout:
             ],
             np.bool_,
         )
-        self.fixed = all(segment.count == Const(segment.max_count) for segment in segments)
+        # The count of each segment where that is the same for all requests.
+        self.counts = [s.count.value if isinstance(s.count, Const) else None for s in segments]
         self.at = self._from_kv([segment.at for segment in segments])
         self.slot = self._from_kv([segment.slot for segment in segments])
         self.same_slot = all(segment.at == segment.slot for segment in segments)
         # The plan's rows that each operator reads.
         self.readers = [self._rows_of(operator.rows) for operator in plan.operators]
+        # The same where it is not all of them in order.
+        self._parts = [None if np.array_equal(own, np.arange(self.rows)) else own for own in self.readers]
         self.captures = any(operator.op == "capture" for operator in plan.operators)
         self._shapes: dict[tuple[int, bytes], Shape] = {}
-        self._masks: dict[tuple[int, ...], torch.Tensor] = {}
+        self._masks: dict[bytes, torch.Tensor] = {}
 
     def _from_kv(self, exprs: list[Expr]) -> Integers | None:
         """Give each row's distance from kv where that is the same for all requests."""
@@ -136,12 +141,9 @@ class Layout:
 
     def shape(self, columns: Columns, requests: int) -> Shape:
         """Give the shape of a group, by the counts of its requests."""
-        if self.fixed:
-            most = [segment.max_count for segment in self.plan.segments]
-            counts = np.broadcast_to(np.array(most, np.int64), (requests, len(most)))
-        else:
-            counts = self._over(columns, [segment.count for segment in self.plan.segments])
-        # Few requests repeat the same counts round after round.
+        counts = np.empty((requests, len(self.counts)), np.int64)
+        for index, count in enumerate(self.counts):
+            counts[:, index] = self._count(index, columns) if count is None else count
         # Few requests repeat the same counts round after round; a plan without rows has no counts to tell them apart.
         key = (requests, counts.tobytes())
         found = self._shapes.get(key)
@@ -156,7 +158,7 @@ class Layout:
         static = self.slot if slots else self.at
         placed: Integers
         if static is not None:
-            placed = columns["kv"].astype(np.int64)[:, None] + static
+            placed = columns["kv"][:, None] + static
         else:
             exprs = [segment.slot if slots else segment.at for segment in self.plan.segments]
             placed = self._over(columns, exprs)[:, self.segment] + self.offset
@@ -170,6 +172,10 @@ class Layout:
             ends -= np.asarray(evaluate(self.table, behind, columns, np), np.int64)
         return ends
 
+    def _count(self, segment: int, columns: Columns) -> NDArray[np.int32]:
+        counts: NDArray[np.int32] = evaluate(self.table, self.plan.segments[segment].count, columns, np)
+        return counts
+
     def _over(self, columns: Columns, exprs: list[Expr]) -> Integers:
         values = [evaluate(self.table, expr, columns, np) for expr in exprs]
         stacked: Integers = np.stack(values, axis=1).astype(np.int64)
@@ -179,33 +185,38 @@ class Layout:
         filled = self.offset < counts[:, self.segment]
         live = filled & self.query
         rows = live.sum(1)
-        number = (live.reshape(-1).cumsum() - 1).reshape(live.shape)
-        place = np.arange(live.size).reshape(live.shape)
-        gated = np.broadcast_to(self.gated, live.shape)[live]
-        readers = []
-        for reader in self.readers:
-            alive = live[:, reader]
-            readers.append((number[:, reader][alive], place[:, reader][alive], alive.sum(1)))
+        places = live.reshape(-1).nonzero()[0]
+        gated = self.gated[places % len(self.gated)] if self.is_gated else np.zeros(0, np.bool_)
         return Shape(
             live,
             filled & ~self.query,
-            place[live],
-            np.concatenate([[0], rows.cumsum()]),
+            places,
+            rows.cumsum(),
             rows,
-            [self._mask(line, own) for line, own in zip(map(tuple, counts.tolist()), live, strict=True)],
+            [self._mask(own) for own in live],
             gated if gated.any() else None,
-            readers,
+            [
+                (np.arange(len(places)), places, rows) if reader is None else _live_rows(live, reader)
+                for reader in self._parts
+            ],
         )
 
-    def _mask(self, counts: tuple[int, ...], live: NDArray[np.bool_]) -> torch.Tensor:
-        """Give the mask of a request's live rows; requests of equal counts share one."""
-        found = self._masks.get(counts)
+    def _mask(self, live: NDArray[np.bool_]) -> torch.Tensor:
+        """Give the mask of a request's live rows; requests with the same live rows share one."""
+        key = live.tobytes()
+        found = self._masks.get(key)
         if found is None:
             if len(self._masks) >= _MOST_MASKS:
                 self._masks.clear()
-            found = torch.from_numpy(np.ascontiguousarray(self.plan.mask[live][:, live]))
-            self._masks[counts] = found
+            found = self._masks[key] = torch.from_numpy(np.ascontiguousarray(self.plan.mask[live][:, live]))
         return found
+
+
+def _live_rows(live: NDArray[np.bool_], reader: Integers) -> tuple[Integers, Integers, Integers]:
+    """Give the numbers, places and counts of the live rows among those that an operator reads."""
+    alive = live[:, reader]
+    places = (np.arange(len(live))[:, None] * live.shape[1] + reader)[alive]
+    return live.reshape(-1).cumsum()[places] - 1, places, alive.sum(1)
 
 
 def ancestors(parents: Integers) -> torch.Tensor:
@@ -243,13 +254,10 @@ class Block:
         self.positions = layout.place(columns, slots=False)
         self.slots = self.positions if layout.same_slot else layout.place(columns, slots=True)
         self.masks = self.shape.masks
-        if layout.plan.tree is not None:
-            self._hang(layout.plan.tree)
+        if layout.tree is not None:
+            self._hang(layout.tree)
         predicted = (self.positions + layout.ahead).reshape(-1) if layout.readers else self.positions
-        self.readers = [
-            ReadRows(numbers, places, predicted[places], counts)
-            for numbers, places, counts in self.shape.readers
-        ]
+        self.readers = [ReadRows(*reader, predicted[reader[1]]) for reader in self.shape.readers]
         self.ids = self._token_ids()
 
     def _hang(self, name: str) -> None:
@@ -304,7 +312,8 @@ class Block:
     def _token_ids(self) -> Tokens:
         """Gather the input ids of all rows, [n, R]; those of dead rows mean nothing."""
         scope = self.scope
-        ids = np.full(self.positions.shape, EMPTY, np.int64)
+        ids: Tokens = np.empty(self.positions.shape, np.int64)
+        ids.fill(EMPTY)
         for segment in self.layout.plan.segments:
             into = ids[:, segment.first : segment.first + segment.max_count]
             if not segment.query:
@@ -313,7 +322,7 @@ class Block:
                 into[:] = scope.mask_id
             elif segment.source.name == NOISE:
                 into[:] = self._noise(self.positions[:, segment.first : segment.first + segment.max_count])
-            elif segment.source.name == self.layout.plan.tree:
+            elif segment.source.name == self.layout.tree:
                 for member in range(len(into)):
                     start = scope.edge(segment.source.start, member)
                     tokens = scope.tree(segment.source.name, member).tokens[0].numpy()

@@ -8,7 +8,6 @@ What `emit`, `set` and `source` say is read here, by `Scope`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,11 @@ from numpy.typing import NDArray
 from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.kernels.tree import Tree
 from fsm_spec.kernels.unmask import MASKED
-from fsm_spec.language.expression import Const, Expr, Name, evaluate
+from fsm_spec.language.expression import Const, Expr, Name
+from fsm_spec.language.expression import evaluate as evaluate_one
 from fsm_spec.language.piece import Piece
-from fsm_spec.table import CarryPlan
+from fsm_spec.step import evaluate
+from fsm_spec.table import CarryPlan, Table
 
 Output = Tokens | torch.Tensor | Tree
 Integers = NDArray[np.int32] | NDArray[np.int64]
@@ -74,25 +75,37 @@ class Carries:
         self._free = list(range(size - 1, size // 2 - 1, -1))
 
 
-@dataclass(frozen=True)
 class Scope:
     """Hold what pieces of a transition may read: text, carries, outputs, and integers before the event.
 
     `requests` and `lines` are parallel; `integers` are columns and arguments, [n]; `outputs` are arrays [n, length]
     of tokens and of rows, tensors [n, length, width] of laws and hidden states, [n, length] of numbers, and trees of
-    n requests.
+    n requests. Where members are asked for, None means all.
     """
 
-    requests: Sequence[Request]
-    lines: NDArray[np.int64]
-    carries: Carries
-    integers: dict[str, Integers]
-    outputs: dict[str, Output]
-    mask_id: int
+    __slots__ = ("carries", "integers", "lines", "mask_id", "outputs", "requests", "table")
+
+    def __init__(
+        self,
+        table: Table,
+        requests: Sequence[Request],
+        lines: NDArray[np.int64],
+        carries: Carries,
+        integers: dict[str, Integers],
+        mask_id: int,
+    ) -> None:
+        self.table = table
+        self.requests = requests
+        self.lines = lines
+        self.carries = carries
+        self.integers = integers
+        self.outputs: dict[str, Output] = {}
+        self.mask_id = mask_id
 
     def numbers(self, expr: Expr) -> NDArray[np.int64]:
         """Evaluate an expression over columns and counts for all members, int64 [n]."""
-        return np.array([self.edge(expr, member) for member in range(len(self.requests))], np.int64)
+        values: NDArray[np.int64] = evaluate(self.table, expr, self.integers, np).astype(np.int64)
+        return values
 
     def edge(self, expr: Expr | None, member: int) -> int:
         """Evaluate a bound of a piece for one member."""
@@ -101,77 +114,83 @@ class Scope:
         if isinstance(expr, Name):
             return int(self.integers[expr.name][member])
         assert expr is not None, "a compiled piece has both ends"
-        return evaluate(expr, {name: int(values[member]) for name, values in self.integers.items()})
+        return evaluate_one(expr, {name: int(values[member]) for name, values in self.integers.items()})
 
-    def edges(self, expr: Expr | None, members: Integers) -> int | Integers:
+    def edges(self, expr: Expr | None, members: Integers | None) -> int | Integers:
         """Evaluate a bound of a piece for some members: one number where it is the same for all, else [m]."""
         if isinstance(expr, Const):
             return expr.value
-        if isinstance(expr, Name):
-            return self.integers[expr.name][members]
-        return np.array([self.edge(expr, member) for member in members.tolist()], np.int32)
+        assert expr is not None, "a compiled piece has both ends"
+        values: Integers = (
+            self.integers[expr.name]
+            if isinstance(expr, Name)
+            else evaluate(self.table, expr, self.integers, np)
+        )
+        return values if members is None else values[members]
 
-    def runs(self, pieces: Sequence[Piece], members: Integers) -> list[list[int]]:
-        """Read several pieces one after the other for some members: the tokens of each."""
-        counts = np.broadcast_to(self._total(pieces, members), len(members))
-        gathered = self.gather(pieces, members, int(counts.max(initial=0)))
-        return [line[:count] for line, count in zip(gathered.tolist(), counts.tolist(), strict=True)]
-
-    def _total(self, pieces: Sequence[Piece], members: Integers) -> int | Integers:
+    def runs(self, pieces: Sequence[Piece], members: Integers | None) -> Tokens:
+        """Read several pieces one after the other for some members, [m, longest]; behind them stands EMPTY."""
         total: int | Integers = 0
         for piece in pieces:
             total = total + self.edges(piece.stop, members) - self.edges(piece.start, members)
-        return total
+        return self.gather(pieces, members, total if isinstance(total, int) else max(total.tolist(), default=0))
 
     def tokens(self, piece: Piece, width: int) -> Tokens:
         """Read the first `width` tokens of a piece for all members, [n, width]."""
-        return self.gather((piece,), np.arange(len(self.requests)), width)
+        return self.gather((piece,), None, width)
 
-    def gather(self, pieces: Sequence[Piece], members: Integers, width: int) -> Tokens:
+    def gather(self, pieces: Sequence[Piece], members: Integers | None, width: int) -> Tokens:
         """Read several pieces one after the other for some members -> tokens [m, width].
 
         Behind them stands EMPTY, or MASKED where a piece is the mask, which fills what the others leave; what goes
         beyond the width is left out. A mask is told from text by that and not by the mask's id, which may well stand
         in a prompt.
         """
-        gathered = np.full((len(members), width), EMPTY, np.int64)
+        gathered: Tokens = np.empty((len(self.requests if members is None else members), width), np.int64)
+        gathered.fill(EMPTY)
+        places = np.arange(width)
         at: Any = 0  # one number while it is the same for all, else [m]
         for piece in pieces:
             if piece.name == MASK:
-                np.copyto(gathered, MASKED, where=np.arange(width) >= np.reshape(at, (-1, 1)))
+                np.copyto(gathered, MASKED, where=places >= _upright(at))
                 at = width
                 continue
             start, stop = self.edges(piece.start, members), self.edges(piece.stop, members)
             source = self._source(piece, members, start, stop)
+            length = source.shape[1]
             # An output is as wide as the widest of its launch, which may be less than the most there can be.
-            stop = min(stop, source.shape[1]) if isinstance(stop, int) else np.minimum(stop, source.shape[1])
-            if isinstance(at, int) and isinstance(start, int) and isinstance(stop, int):
-                read = source[:, start : min(stop, start + width - at)]
+            stop = min(stop, length) if isinstance(stop, int) else np.minimum(stop, length)
+            # What is copied from behind a piece's end is covered by the next one, or emptied in the end.
+            if isinstance(at, int) and isinstance(start, int):
+                end = min(start + max(width - at, 0), stop if isinstance(stop, int) else length)
+                read = source[:, start:end]
                 gathered[:, at : at + read.shape[1]] = read
-            else:
-                place = np.arange(width) - np.reshape(at, (-1, 1))
-                inside = (place >= 0) & (place < np.reshape(stop - start, (-1, 1)))
-                read = np.where(inside, place + np.reshape(start, (-1, 1)), 0)
-                np.copyto(gathered, np.take_along_axis(source, read, 1), where=inside)
+            elif length:
+                index = np.minimum(np.maximum(places + _upright(start - at), 0), length - 1)
+                read = source[np.arange(len(source))[:, None], index]
+                np.copyto(gathered, read, where=places >= _upright(at))
             at = at + stop - start
+        if not isinstance(at, int):
+            gathered[places >= _upright(at)] = EMPTY
         return gathered
 
-    def _source(self, piece: Piece, members: Integers, start: int | Integers, stop: int | Integers) -> Tokens:
+    def _source(
+        self, piece: Piece, members: Integers | None, start: int | Integers, stop: int | Integers
+    ) -> Tokens:
         """Give the tokens that a piece is cut from, [m, length]."""
         if piece.name == TEXT:
-            texts = [self.requests[member].text for member in members.tolist()]
-            lines = np.full((len(members), int(np.max(stop, initial=0))), EMPTY, np.int64)
-            ends = np.broadcast_to(stop, len(members)).tolist()
-            for line, text, first, end in zip(
-                lines, texts, np.broadcast_to(start, len(members)).tolist(), ends, strict=True
-            ):
-                line[first:end] = text[first:end]
+            asked = range(len(self.requests)) if members is None else members.tolist()
+            lines = np.full((len(asked), int(np.max(stop, initial=0))), EMPTY, np.int64)
+            ends = np.broadcast_to(stop, len(asked)).tolist()
+            starts = np.broadcast_to(start, len(asked)).tolist()
+            for line, member, first, end in zip(lines, asked, starts, ends, strict=True):
+                line[first:end] = self.requests[member].text[first:end]
             return lines
         output = self.outputs.get(piece.name)
         if output is None:
-            return self.carries.tokens[piece.name][self.lines[members]]
+            return self.carries.tokens[piece.name][self.lines if members is None else self.lines[members]]
         assert isinstance(output, np.ndarray)
-        return output[members]
+        return output if members is None else output[members]
 
     def wide(self, pieces: Sequence[Piece], member: int) -> torch.Tensor:
         """Read laws, hidden states [length, width] or numbers [length] of one member."""
@@ -195,3 +214,8 @@ class Scope:
             return self.carries.trees[name][int(self.lines[member])]
         assert isinstance(output, Tree)
         return output.take(member)
+
+
+def _upright(values: Any) -> Any:  # noqa: ANN401 -- an array, or one number
+    """Stand [m] up as [m, 1]; one number stays."""
+    return values if isinstance(values, int) else values[:, None]

@@ -82,7 +82,7 @@ class Drafting:
             request.text[start + beside : stop + beside],
             np.arange(start, stop),
             self.allocator.slots(chunk.request, start, stop).numpy(),
-            np.array([0, stop - start]),
+            np.array([stop - start]),
             self.allocator.slots(chunk.request, 0, start).numpy()[None],
             np.array([start]),
             [self._mask(stop - start)],

@@ -64,6 +64,16 @@ class Operators:
         self.chooser = chooser
         self.readings = readings
         self.rate = rate
+        self._calls: dict[str, Callable[..., Sequence[Any]]] = {
+            "sample": self._sample,
+            "accept": self._accept,
+            "unmask": self._unmask,
+            "grow": self._grow,
+            "prune": self._prune,
+            "walk": self._walk,
+            "lookup": self._lookup,
+            "budget": self._budget,
+        }
 
     def first_tokens(self, logits: torch.Tensor, sampling: Sampling, positions: NDArray[np.int64]) -> Tokens:
         """Sample the token after each prefill, logits [m, V] -> int64 [m]."""
@@ -111,17 +121,7 @@ class Operators:
         self, plan: OperatorPlan, block: Block, logits: torch.Tensor, rows: ReadRows, sampling: Sampling
     ) -> Sequence[Any]:
         """Call a reading with the inputs of its kind."""
-        calls: dict[str, Callable[..., Sequence[Any]]] = {
-            "sample": self._sample,
-            "accept": self._accept,
-            "unmask": self._unmask,
-            "grow": self._grow,
-            "prune": self._prune,
-            "walk": self._walk,
-            "lookup": self._lookup,
-            "budget": self._budget,
-        }
-        return calls[plan.op](self.readings.get(plan.key), plan, block.scope, logits, rows, sampling)
+        return self._calls[plan.op](self.readings.get(plan.key), plan, block.scope, logits, rows, sampling)
 
     def _lookup(
         self,
@@ -328,7 +328,7 @@ class Operators:
         assert plan.drafts is not None
         drafts = scope.tokens(plan.drafts, most - 1)
         accepted, token = reading(
-            rows.square(logits, None),
+            logits,
             torch.from_numpy(drafts),
             torch.from_numpy(rows.counts - 1),
             sampling.rows,

@@ -102,11 +102,3 @@ class Request:
         self.length = self.prompt + emitted
         if self.scores is not None:
             self.scores.cut(emitted)
-
-    def stop_in(self, run: Sequence[int], none: int) -> int:
-        """Count the tokens of a run before its first stop token; `none` if it has no stop token."""
-        if self.stop_ids:
-            for index, token in enumerate(run):
-                if token in self.stop_ids:
-                    return index
-        return none

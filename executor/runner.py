@@ -19,20 +19,20 @@ from fsm_spec.engine import Args, Chunk, Group, Launch
 from fsm_spec.executor.batch import Batch
 from fsm_spec.executor.block import Block, Layout
 from fsm_spec.executor.cache import PageAllocator
-from fsm_spec.executor.carry import Carries, Scope
+from fsm_spec.executor.carry import EMPTY, Carries, Scope
 from fsm_spec.executor.control import shape_first
 from fsm_spec.executor.drafting import Drafting, DraftModel, Ran
+from fsm_spec.executor.members import Members
 from fsm_spec.executor.models.rows import RowBatch
-from fsm_spec.executor.operators import Operators, Sampling
+from fsm_spec.executor.operators import Operators
 from fsm_spec.executor.prefix_cache import PrefixCache
 from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.kernels.choose import CounterChooser
-from fsm_spec.kernels.law import SamplingRows
 from fsm_spec.kernels.tree import Tree
 from fsm_spec.language.expression import evaluate
 from fsm_spec.language.piece import Piece
 from fsm_spec.step import Columns, Step, choose
-from fsm_spec.table import END, NO_STOP, CarryPlan, Row, Table
+from fsm_spec.table import END, CarryPlan, Row, Table
 
 # The output that a prefill gives, as the life cycle's rows name it.
 NEXT = "next"
@@ -101,12 +101,13 @@ class Runner:
         self._lines: dict[int, int] = {}
         self.use(table)
         self._causal: dict[int, torch.Tensor] = {}
-        self._samplings: dict[bytes, Sampling] = {}
+        # By the engine's numbers, for as long as nobody comes or goes.
+        self._known: dict[bytes, Members] = {}
         # What the present launch gave, by event; for prefills by request.
         self._blocks: dict[str, Block] = {}
         self._first: dict[int, Tokens] = {}
         self._states: dict[int, torch.Tensor] = {}
-        self._runs: list[list[int]] = []
+        self._runs: Tokens = np.zeros((0, 0), np.int64)
 
     def use(self, table: Table) -> None:
         """Run the row plans of this table from now on."""
@@ -119,8 +120,8 @@ class Runner:
         """Make a request known under the number that the engine gave it."""
         self.requests[number] = request
         self._lines[number] = self.carries.take()
-        # A number names another request in a new engine only; parameters are cached by numbers.
-        self._samplings.clear()
+        # A number names another request in a new engine only.
+        self._known.clear()
 
     def _forget(self, number: int) -> None:
         self.carries.give_back(self._lines.pop(number))
@@ -183,7 +184,7 @@ class Runner:
                 self.operators.run(
                     block,
                     given.logits[at : read[plan.model]],
-                    self._sampling(group.requests),
+                    self._members(group.requests).sampling,
                     None if given.hidden is None else given.hidden[first : passed[plan.model]],
                     None if plan.model is None else self.drafting.models[plan.model].model,
                 )
@@ -196,8 +197,8 @@ class Runner:
         """Lay out the rows of a group and add them to the batch of their model."""
         scope = self._scope(group.requests, group.columns)
         layout = self._layout_of[group.state]
-        block = Block(layout, scope, self._sampling(group.requests).seeds, self.vocabulary)
-        if layout.plan.rows == 0:
+        block = Block(layout, scope, self._members(group.requests).sampling.seeds, self.vocabulary)
+        if layout.rows == 0:
             return block
         batch, target = batches[layout.plan.model], layout.plan.model is None
         first, shape = batch.total, block.shape
@@ -207,8 +208,8 @@ class Runner:
         batch.add(
             block.flat(block.ids),
             block.flat(block.positions),
-            self.allocator.physical(np.repeat(lines, shape.counts), block.flat(block.slots)),
-            shape.row_start,
+            self.allocator.physical(lines.repeat(shape.counts), block.flat(block.slots)),
+            shape.row_ends,
             self.allocator.fronts(lines, before),
             before,
             block.masks,
@@ -244,7 +245,7 @@ class Runner:
             request.text[start:stop],
             np.arange(start, stop),
             self.allocator.slots(chunk.request, start, stop).numpy(),
-            np.array([0, stop - start]),
+            np.array([stop - start]),
             self.allocator.slots(chunk.request, 0, start).numpy()[None],
             np.array([start]),
             [self._prefill_mask(stop - start)],
@@ -293,21 +294,22 @@ class Runner:
         logits = shape_first([self.requests[chunk.request] for chunk in chunks], logits)
         numbers = np.array([chunk.request for chunk in chunks], np.int64)
         positions = np.array([chunk.start + chunk.tokens for chunk in chunks], np.int64)
-        tokens = self.operators.first_tokens(logits, self._sampling(numbers), positions)
+        tokens = self.operators.first_tokens(logits, self._members(numbers).sampling, positions)
         for number, token in zip(numbers.tolist(), tokens, strict=True):
             self._first[number] = np.array([[token]], np.int64)
 
-    def _sampling(self, numbers: NDArray[np.int64]) -> Sampling:
-        """Give the sampling parameters of a set of requests, made once per set."""
+    def _members(self, numbers: NDArray[np.int64]) -> Members:
+        """Gather requests by the engine's numbers."""
         key = numbers.tobytes()
-        found = self._samplings.get(key)
+        found = self._known.get(key)
         if found is None:
-            if len(self._samplings) >= _MOST_GROUPS:
-                self._samplings.clear()
-            requests = [self.requests[number] for number in numbers.tolist()]
-            seeds = torch.tensor([request.seed for request in requests], dtype=torch.int64)
-            found = Sampling(SamplingRows.of(request.sampling for request in requests), seeds)
-            self._samplings[key] = found
+            if len(self._known) >= _MOST_GROUPS:
+                self._known.clear()
+            listed = numbers.tolist()
+            found = Members(
+                [self.requests[number] for number in listed], [self._lines[number] for number in listed]
+            )
+            self._known[key] = found
         return found
 
     # Transitions -----------------------------------------------------------------------------------------------
@@ -321,41 +323,39 @@ class Runner:
     ) -> NDArray[np.int32]:
         """Read the runs about to be emitted, and give the tokens before the first stop token of each."""
         scope = self._scope_of(event, requests, columns)
-        self._runs = [[] for _ in requests]
-        for row, members in self._by_row(choose(self.table, columns, event, args, np)):
-            if row.emit:
-                for member, run in zip(members.tolist(), scope.runs(row.emit, members), strict=True):
-                    self._runs[member] = run
-        found = [
-            request.stop_in(run, NO_STOP) for request, run in zip(scope.requests, self._runs, strict=True)
-        ]
-        return np.array(found, np.int32)
+        rows = self._by_row(choose(self.table, columns, event, args, np))
+        runs = [scope.runs(row.emit, members) for row, members in rows]
+        self._runs = runs[0] if len(runs) == 1 else _rejoined(runs, [members for _, members in rows])
+        return self._members(requests).stops(self._runs)
 
     def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
         """Follow a step: write carries, append the cut runs, count, and forget who ended."""
         scope = self._scope_of(event, requests, before)
-        emits = self.table.events[event].emits
         is_round = event in self._layout_of
         end = self.table.codes[END]
+        states = done.columns["state"].tolist()
         if is_round and self.table.cached(("moves", event), lambda: self._moves(event)):
             self._compact(self._blocks[event], requests, before, done)
-        alive = np.flatnonzero(done.columns["state"] != end)
-        for row, members in self._by_row(done.transition[alive] // 2, alive):
+        alive = (done.columns["state"] != end).nonzero()[0] if end in states else None
+        for row, members in self._by_row(done.transition // 2, alive):
             self._move_carries(scope, row, members)
-        states = done.columns["state"].tolist()
-        for member, emitted in enumerate(done.emitted.tolist()):
-            request = scope.requests[member]
-            if emits and emitted:
-                request.append(self._runs[member][:emitted])
-            if is_round:
-                request.emitted += emitted
-                request.rounds += states[member] == end or self.table.states[states[member]].round
+        if self.table.events[event].emits:
+            for request, run, emitted in zip(scope.requests, self._runs, done.emitted.tolist(), strict=True):
+                if emitted:
+                    request.append(run[:emitted])
+                if is_round:
+                    request.emitted += emitted
+        if is_round:
+            over = self._ends_round
+            for request, state in zip(scope.requests, states, strict=True):
+                request.rounds += over[state]
         if self.prefixes is not None and prefix_cache.commits(self.table, event):
             full = prefix_cache.committed(self.table, event, done.columns) // self.allocator.page_size
             for number, pages in zip(requests.tolist(), full.tolist(), strict=True):
                 self.prefixes.enter(number, pages)
-        for number in requests[done.columns["state"] == end].tolist():
-            self._forget(number)
+        for number, state in zip(requests.tolist(), states, strict=True) if end in states else ():
+            if state == end:
+                self._forget(number)
         self._follow_life(event, scope, requests, done)
 
     def _follow_life(self, event: str, scope: Scope, numbers: NDArray[np.int64], done: Step) -> None:
@@ -374,6 +374,14 @@ class Runner:
             for number in numbers.tolist():
                 self._first.pop(number, None)
                 self._states.pop(number, None)
+
+    @property
+    def _ends_round(self) -> list[bool]:
+        """Tell by state code whether a round is over where a request has come to that state."""
+        found: list[bool] = self.table.cached(
+            "ends_round", lambda: [state.round or state.name == END for state in self.table.states]
+        )
+        return found
 
     def _moves(self, event: str) -> bool:
         """Tell whether a row of an event keeps other rows than the first ones."""
@@ -413,25 +421,31 @@ class Runner:
 
     def _by_row(
         self, rows: NDArray[np.int32], members: NDArray[np.int64] | None = None
-    ) -> list[tuple[Row, NDArray[np.int64]]]:
-        """Group members of an event by the row of the table that each takes."""
-        members = np.arange(len(rows)) if members is None else members
-        if len(rows) and (rows == rows[0]).all():
-            return [(self.table.rows[int(rows[0])], members)]
-        return [(self.table.rows[row], members[rows == row]) for row in np.unique(rows).tolist()]
+    ) -> list[tuple[Row, NDArray[np.int64] | None]]:
+        """Group members of an event by the row of the table that each takes, given for all; None means all."""
+        rows = rows if members is None else rows[members]
+        taken = sorted(set(rows.tolist()))
+        if len(taken) == 1:
+            return [(self.table.rows[taken[0]], members)]
+        places = [(rows == row).nonzero()[0] for row in taken]
+        return [
+            (self.table.rows[row], own if members is None else members[own])
+            for row, own in zip(taken, places, strict=True)
+        ]
 
-    def _move_carries(self, scope: Scope, row: Row, members: NDArray[np.int64]) -> None:
+    def _move_carries(self, scope: Scope, row: Row, members: NDArray[np.int64] | None) -> None:
         """Write the carries that a row sets; all values are read before any is written."""
         tokens = self.carries.tokens
-        lines = scope.lines[members]
+        lines = scope.lines if members is None else scope.lines[members]
         gathered = {
             name: scope.gather(pieces, members, tokens[name].shape[1])
             for name, pieces in row.carries
             if name in tokens
         }
         others = [(name, pieces) for name, pieces in row.carries if name not in tokens]
-        for member, line in zip(members.tolist(), lines.tolist(), strict=True) if others else ():
-            self._move_others(scope, others, member, line)
+        if others:
+            for member in range(len(lines)) if members is None else members.tolist():
+                self._move_others(scope, others, member, int(scope.lines[member]))
         for name, values in gathered.items():
             tokens[name][lines] = values
 
@@ -451,11 +465,8 @@ class Runner:
 
     def _scope(self, numbers: NDArray[np.int64], columns: Columns) -> Scope:
         """Gather what pieces may read of requests, by the engine's numbers."""
-        listed = numbers.tolist()
-        lines = np.array([self._lines[number] for number in listed], np.int64)
-        return Scope(
-            [self.requests[number] for number in listed], lines, self.carries, dict(columns), {}, self.mask_id
-        )
+        members = self._members(numbers)
+        return Scope(self.table, members.requests, members.lines, self.carries, dict(columns), self.mask_id)
 
     def _scope_of(self, event: str, numbers: NDArray[np.int64], columns: Columns) -> Scope:
         """Give the scope of an event: of its launch, or a fresh one for the life cycle's events."""
@@ -469,6 +480,14 @@ class Runner:
             if self.drafting.capture:
                 scope.outputs[FEATURES] = torch.stack([self._states[number] for number in numbers.tolist()])
         return scope
+
+
+def _rejoined(runs: Sequence[Tokens], members: Sequence[NDArray[np.int64] | None]) -> Tokens:
+    """Put the runs of members, each [m, longest], back in the order of all: [n, longest], EMPTY behind each run."""
+    joined = np.full((sum(map(len, runs)), max(run.shape[1] for run in runs)), EMPTY, np.int64)
+    for run, own in zip(runs, members, strict=True):
+        joined[own, : run.shape[1]] = run
+    return joined
 
 
 def _layouts(table: Table) -> dict[str, Layout]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -159,7 +160,9 @@ class Engine:
         self.planner = planner or Engine.decide
         self.prefixes = prefixes
         self.iterations = 0
-        self.columns: Columns = {name: np.zeros(_FIRST_CAPACITY, np.int32) for name in table.column_names}
+        # All columns in one array, a line each, so that one read gathers them; `columns` names its lines.
+        self._lines = np.zeros((len(table.column_names), _FIRST_CAPACITY), np.int32)
+        self.columns: Columns = dict(zip(table.column_names, self._lines, strict=True))
         # All pages that a request holds; those of them that an older one holds too are counted with that one.
         self.pages = np.zeros(_FIRST_CAPACITY, np.int32)
         self.shared = np.zeros(_FIRST_CAPACITY, np.int32)
@@ -282,14 +285,12 @@ class Engine:
         chunks = [(int(live[index]), tokens) for index, tokens in decision.chunks]
         running = live[decision.run]
         pages = decision.pages
-        shared = np.array(decision.shared or (0,) * (len(live) + len(admitted)), np.int32)
-        shared, common = shared[: len(live)], shared[len(live) :].tolist()
+        common = decision.shared[len(live) :] or (0,) * len(admitted)
         hits = decision.hits or (0,) * len(admitted)
+        self.shared[live] = decision.shared[: len(live)] or 0
         if decision.preempt:
             self._preempt(live[list(decision.preempt)], report)
             live, pages = np.delete(live, decision.preempt), np.delete(pages, decision.preempt)
-            shared = np.delete(shared, decision.preempt)
-        self.shared[live] = shared
         self._hold(admitted, hits)
         self._take_pages(live, pages)
         for request, taken, tokens, hit, counted in zip(
@@ -344,14 +345,15 @@ class Engine:
 
     def _take_pages(self, live: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
         owned = self.pages[live]
-        if not (owned != pages).any():
+        changed = (owned != pages).nonzero()[0]
+        if not len(changed):
             return
-        changed = np.flatnonzero(owned != pages).tolist()
+        slots, more = live[changed], pages[changed] > owned[changed]
+        self.pages[slots] = pages[changed]
+        entries = zip(more.tolist(), self.requests[slots].tolist(), pages[changed].tolist(), strict=True)
         # Pages return before any are taken, so that the pool never runs over.
-        for index in sorted(changed, key=lambda i: bool(pages[i] > owned[i])):
-            slot = int(live[index])
-            self.pages[slot] = pages[index]
-            self.backend.resize(int(self.requests[slot]), int(pages[index]))
+        for _, request, taken in sorted(entries, key=itemgetter(0)):
+            self.backend.resize(request, taken)
 
     def _admit(self, request: int, pages: int, hit: int, shared: int) -> int:
         slot = self._place(request)
@@ -371,12 +373,12 @@ class Engine:
                 for code, slots in members
             ]
             # Chunks ride with the first launch that reads the weights anyway.
-            ride = not groups or any(self._has_rows(group.state) for group in groups)
+            ride = bool(chunks) and (not groups or any(self._has_rows(group.state) for group in groups))
             riding = tuple(self._chunk(slot, tokens) for slot, tokens in chunks) if ride else ()
             results = self.backend.launch(Launch(tuple(groups), riding))
             report.launches += 1
             for (_, slots), group, args in zip(members, groups, results, strict=True):
-                self._apply(group.state, slots, args, report)
+                self._apply(group.state, slots, args, report, group)
             if ride:
                 for chunk in riding:
                     self._prefilled(chunk, report)
@@ -399,8 +401,7 @@ class Engine:
     def _by_state(self, slots: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
         """Part slots by their state, in the order of state codes."""
         state = self.columns["state"][slots]
-        counts = np.bincount(state, minlength=1)
-        codes = np.flatnonzero(counts).tolist()
+        codes = sorted(set(state.tolist()))
         if len(codes) == 1:
             return [(codes[0], slots)]
         return [(code, slots[state == code]) for code in codes]
@@ -408,17 +409,23 @@ class Engine:
     # Steps -----------------------------------------------------------------------------------------------------
 
     def _apply(
-        self, event: str, slots: NDArray[np.int64], args: Args, report: Iteration | None = None
+        self,
+        event: str,
+        slots: NDArray[np.int64],
+        args: Args,
+        report: Iteration | None = None,
+        group: Group | None = None,
     ) -> None:
-        """Step the requests in `slots` by one event, and let backend and trace follow."""
-        before = self._gather(slots)
-        requests = self.requests[slots]
+        """Step the requests in `slots` by one event, and let backend and trace follow; `group` is theirs as launched."""
+        before = self._gather(slots) if group is None else group.columns
+        requests = self.requests[slots] if group is None else group.requests
         event_plan = self.table.events[event]
         if event_plan.emits:
             args = {**args, STOP: self.backend.stops(event, requests, before, args)}
         done = step(self.table, before, event, args, np)
         for name, values in done.columns.items():
-            self.columns[name][slots] = values
+            if values is not before[name]:
+                self.columns[name][slots] = values
         self.backend.settle(event, requests, before, done)
         if report is not None and event_plan.emits:
             report.runs.append((requests, done.emitted))
@@ -480,16 +487,15 @@ class Engine:
 
     def _grow(self) -> None:
         size = len(self.pages)
-        self.columns = {
-            name: np.concatenate([values, np.zeros(size, np.int32)]) for name, values in self.columns.items()
-        }
+        self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], 1)
+        self.columns = dict(zip(self.columns, self._lines, strict=True))
         self.pages = np.concatenate([self.pages, np.zeros(size, np.int32)])
         self.shared = np.concatenate([self.shared, np.zeros(size, np.int32)])
         self.requests = np.concatenate([self.requests, np.zeros(size, np.int64)])
         self._free_slots = list(range(2 * size - 1, size - 1, -1))
 
     def _gather(self, slots: NDArray[np.int64]) -> Columns:
-        return {name: values[slots] for name, values in self.columns.items()}
+        return dict(zip(self.columns, self._lines.take(slots, 1), strict=True))
 
     def _has_rows(self, state: str) -> bool:
         forward = self.table.state(state).forward

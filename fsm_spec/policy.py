@@ -310,11 +310,11 @@ def plan(
     running = rounds(table)[state]
     tiers = tiers_of(table, policy)
     table = tiers.table(int(running.sum())) if policy.tier else table
-    ahead = headroom(table, policy)
-    need = np.where(running, pool.pages_of(columns["kv"] + ahead[state]) - shared, pages).astype(np.int32)
-    if not waiting and running.all() and int(need.sum()) <= pool.pages:
+    grown: NDArray[np.int32] = pool.pages_of(columns["kv"] + headroom(table, policy)[state]) - shared
+    if not waiting and running.all() and grown.sum() <= pool.pages:
         # Nobody waits, prefills or lacks a page: everyone runs, as `decide` would say more slowly.
-        return Plan((), need, np.arange(len(state)), (), (), (), tier=tiers.size(table))
+        return Plan((), grown, np.arange(len(state)), (), (), (), tier=tiers.size(table))
+    need = np.where(running, grown, pages).astype(np.int32)
     left = np.where(state == table.codes[PREFILL], _fill(table, columns) - columns["kv"], 0)
     promised = 0
     if policy.admit == "reserve" and waiting:

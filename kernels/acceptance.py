@@ -2,6 +2,7 @@
 
 Row i of a request judges its draft i; the row after the last accepted draft gives the next token.
 So a request with k live drafts has k + 1 live rows; what lies past them is dead and never read.
+All rules take logits [B, R, V], or those of the live rows alone, request after request: [n, V].
 The same rules in plain Python are `acceptance_plain.py`.
 """
 
@@ -28,12 +29,12 @@ class _Live:
     row_of: Tensor  # [B, R], place in 0..n-1; any for dead rows
 
     @classmethod
-    def gather(cls, logits: Tensor, count: Tensor) -> _Live:
-        """Take the live rows out of logits [B, R, V]; a view where all rows are live."""
-        batch, depth, vocabulary = logits.shape
+    def gather(cls, logits: Tensor, drafts: Tensor, count: Tensor) -> _Live:
+        """Take the live rows out of logits [B, R, V]; a view where all rows are live, or no other ones are given."""
+        batch, depth = len(drafts), drafts.shape[1] + 1
         alive = torch.arange(depth, device=logits.device) <= count.unsqueeze(1)
         index = alive.flatten().nonzero().squeeze(1)
-        flat = logits.reshape(batch * depth, vocabulary)
+        flat = logits.reshape(-1, logits.shape[-1])
         row_of = (alive.flatten().cumsum(0) - 1).clamp(min=0).view(batch, depth)
         return cls(flat if len(index) == len(flat) else flat[index], index, index // depth, row_of)
 
@@ -70,7 +71,7 @@ def accept_greedy(
 
     Shapes: logits [B, R, V]; drafts [B, R-1]; count, and both results, int64 [B].
     """
-    live = _Live.gather(logits, count)
+    live = _Live.gather(logits, drafts, count)
     return _judge_by_equality(argmax_tokens(live.logits, exclude), live, drafts, count)
 
 
@@ -91,7 +92,7 @@ def accept_match(
     count, seed, and both results, int64 [B].
     The sample at a position is the one plain decoding draws there, so the output is that of plain decoding.
     """
-    live = _Live.gather(logits, count)
+    live = _Live.gather(logits, drafts, count)
     positions = position.flatten()[live.index]
     picks, _ = sample(
         live.logits,
@@ -126,7 +127,7 @@ def accept_rejection(  # noqa: PLR0913 -- the operator's inputs, one each
     """
     if rows.all_greedy:
         return accept_greedy(logits, drafts, count, exclude=exclude)
-    live = _Live.gather(logits, count)
+    live = _Live.gather(logits, drafts, count)
     p = law(live.logits, rows.take(live.request), exclude)
     stands = _verdicts(p, live.row_of, drafts, count, seed, position, chooser, q)
     accepted = leading(stands, count)
@@ -189,8 +190,8 @@ def accept_topk(
     """
     if top is None or top < 1:
         raise ValueError(f"top is {top}; the accept rule topk needs a whole number from 1")
-    live = _Live.gather(logits, count)
-    known = logits.shape[2] - (exclude is not None)
+    live = _Live.gather(logits, drafts, count)
+    known = logits.shape[-1] - (exclude is not None)
     values, _ = best_tokens(live.logits, min(top, known), exclude)
     request, depth = _alive(drafts, count)
     row, token = live.row_of[request, depth], drafts[request, depth]
@@ -223,7 +224,7 @@ def accept_threshold(  # noqa: PLR0913 -- the operator's inputs, one each
     """
     if threshold is None or not 0 <= threshold <= 1:
         raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number from 0 to 1")
-    live = _Live.gather(logits, count)
+    live = _Live.gather(logits, drafts, count)
     p = law(live.logits, rows.take(live.request), exclude)
     request, depth = _alive(drafts, count)
     stands = torch.zeros_like(drafts, dtype=torch.bool)
@@ -236,6 +237,7 @@ def accept_threshold(  # noqa: PLR0913 -- the operator's inputs, one each
 
 def accept_always(
     logits: Tensor,
+    drafts: Tensor,
     count: Tensor,
     rows: SamplingRows,
     seed: Tensor,
@@ -248,8 +250,9 @@ def accept_always(
 
     Shapes as in `accept_match`. This is decoding with the verifier off.
     """
+    live = _Live.gather(logits, drafts, count)
     ends = count.unsqueeze(1)
-    final = logits[torch.arange(len(count), device=logits.device), count]
+    final = live.logits[live.row_of.gather(1, ends).squeeze(1)]
     where = position.gather(1, ends).squeeze(1)
     token, _ = sample(final, rows, seed, where, Purpose.TARGET, chooser, exclude=exclude)
     return count.clone(), token
@@ -291,6 +294,6 @@ def accept(  # noqa: PLR0913 -- the operator's inputs, one each
     if rule == "threshold":
         return accept_threshold(logits, drafts, count, *draws, threshold, exclude=exclude)
     if rule == "always":
-        return accept_always(logits, count, *draws, exclude=exclude)
+        return accept_always(logits, drafts, count, *draws, exclude=exclude)
     known = ", ".join((*ACCEPT_RULES, *LOSSY_ACCEPT_RULES))
     raise ValueError(f"unknown accept rule {rule!r}; give one of {known}")

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Text = Tensor | NDArray[np.int64] | Sequence[int]
+Integers = NDArray[np.int64]
+Text = Tensor | Integers | Sequence[int]
 
 
 def lookup(texts: Sequence[Text], size: int, shortest: int, longest: int) -> tuple[Tensor, Tensor]:
@@ -24,13 +25,15 @@ def lookup(texts: Sequence[Text], size: int, shortest: int, longest: int) -> tup
     overlap them. Raises ValueError unless size >= 0 and 1 <= shortest <= longest.
     """
     require_lengths(size, shortest, longest)
-    drafts = torch.zeros(len(texts), size, dtype=torch.int64)
-    count = torch.zeros(len(texts), dtype=torch.int64)
-    for row, text in enumerate(texts):
-        found = _continuation(_as_array(text), size, shortest, longest)
-        drafts[row, : len(found)] = torch.from_numpy(found)
-        count[row] = len(found)
-    return drafts, count
+    # All texts one behind the other, and a 0 behind all, so that every place can be read.
+    arrays = [_as_array(text) for text in texts]
+    joined = np.concatenate([*arrays, np.zeros(1, np.int64)])
+    lasts = np.array([len(text) for text in arrays], np.int64).cumsum() - 1
+    ends = _earlier(arrays, joined, lasts, shortest, longest)
+    count = np.where(ends >= 0, np.minimum(lasts - ends, size), 0)
+    places = np.arange(size)
+    read = np.where(places < count[:, None], ends[:, None] + 1 + places, len(joined) - 1)
+    return torch.from_numpy(joined[read]), torch.from_numpy(count)
 
 
 def require_lengths(size: int, shortest: int, longest: int) -> None:
@@ -48,22 +51,32 @@ def _as_array(text: Text) -> NDArray[np.int64]:
     return np.asarray(text, dtype=np.int64)
 
 
-def _continuation(text: NDArray[np.int64], size: int, shortest: int, longest: int) -> NDArray[np.int64]:
-    """Return the tokens after the earliest occurrence of the longest known suffix (a copy)."""
-    last = len(text) - 1
+def _earlier(
+    texts: Sequence[Integers], joined: Integers, lasts: Integers, shortest: int, longest: int
+) -> Integers:
+    """Return where the earliest occurrence of each text's longest known suffix ends; -1 where none is known.
+
+    All places are those of the joined texts, whose last tokens stand at `lasts`.
+    """
+    found = np.full(len(texts), -1, np.int64)
+    starts = lasts + 1 - np.array([len(text) for text in texts], np.int64)
     # Ends of earlier occurrences of the last n tokens, n = 1, 2, ...: each set is part of the one before.
-    ends = np.flatnonzero(text[:last] == text[last]) if last > 0 else np.empty(0, dtype=np.int64)
-    length, best = (1, ends) if len(ends) else (0, ends)
-    while length and length < longest:
-        ends = ends[ends >= length]
-        ends = ends[text[ends - length] == text[last - length]]
-        if not len(ends):
-            break
-        length, best = length + 1, ends
-    if length < shortest:
-        return text[:0].copy()
-    start = int(best[0]) + 1
-    return text[start : start + size].copy()
+    equal = np.zeros(len(joined), np.bool_)
+    for text, start, last in zip(texts, starts.tolist(), lasts.tolist(), strict=True):
+        if last > start:
+            np.equal(text[:-1], text[-1], out=equal[start:last])
+    ends = equal.nonzero()[0]
+    owner = np.arange(len(texts)).repeat(np.searchsorted(ends, lasts) - np.searchsorted(ends, starts))
+    for length in range(1, longest + 1):
+        if length > 1:
+            kept = ends - starts[owner] >= length - 1
+            ends, owner = ends[kept], owner[kept]
+            kept = joined[ends - (length - 1)] == joined[lasts[owner] - (length - 1)]
+            ends, owner = ends[kept], owner[kept]
+        if length >= shortest:
+            # Of each text the first one stays, as those further on are written before it.
+            found[owner[::-1]] = ends[::-1]
+    return found
 
 
 def lookup_plain(text: Sequence[int], size: int, shortest: int, longest: int) -> list[int]:

@@ -34,7 +34,7 @@ def scripted(verdicts: list[int]) -> Operators:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         accepted = left.pop(0)
         assert accepted <= drafts.shape[1]
-        return torch.tensor([accepted]), logits[:, accepted].argmax(-1)
+        return torch.tensor([accepted]), logits[accepted : accepted + 1].argmax(-1)
 
     readings = {key: accept if key.startswith("accept") else value for key, value in OPERATORS.items()}
     return Operators(CounterChooser(), readings)

@@ -14,6 +14,7 @@ from fsm_spec.engine import Engine
 from fsm_spec.executor.block import NOISE_LOW
 from fsm_spec.executor.cache import PageAllocator, PagedCache
 from fsm_spec.executor.carry import EMPTY, Carries
+from fsm_spec.executor.members import Members
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.models.transformer import Transformer
@@ -296,12 +297,20 @@ def test_carries_grow_and_forget() -> None:
     assert lines[20] == carries.take()
 
 
-def test_request_text_grows_and_finds_stops() -> None:
-    """The text may outgrow its first buffer, and the first stop token of a run is the one that counts."""
-    request = Request([1, 2], 1000, stop_ids=[9, 8])
+def test_request_text_grows() -> None:
+    """The text may outgrow its first buffer."""
+    request = Request([1, 2], 1000)
     for _ in range(4):
         request.append(np.arange(200))
     assert 802 == len(request.text)
     assert [0, 1, 2] == request.output[:3]
-    assert 1 == request.stop_in([7, 8, 9], NO_STOP)
-    assert NO_STOP == request.stop_in([7], NO_STOP)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_first_stop_token_of_a_run_counts(*, alike: bool) -> None:
+    """Requests may have the same stop tokens, others, or none; what stands behind a run is none."""
+    sets = [[9, 8]] * 4 if alike else [[9, 8], [8], [], [7, 9]]
+    members = Members([Request([1], 9, stop_ids=ids) for ids in sets], range(4))
+    runs = np.array([[7, 8, 9], [7, EMPTY, EMPTY], [8, 9, EMPTY], [1, 2, 9]], np.int64)
+    expected = [1, NO_STOP, 0, 2] if alike else [1, NO_STOP, NO_STOP, 2]
+    assert expected == members.stops(runs).tolist()

@@ -1,0 +1,52 @@
+"""The requests of a group, with what stays the same about them round after round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fsm_spec.executor.operators import Sampling
+from fsm_spec.executor.request import Request, Tokens
+from fsm_spec.kernels.law import SamplingRows
+from fsm_spec.table import NO_STOP
+
+# Stands where a request has fewer stop tokens than another: no token, and not what stands behind a run either.
+_NEVER = np.iinfo(np.int64).min
+
+
+class Members:
+    """Hold n live requests, with the lines of their carries, int64 [n]."""
+
+    def __init__(self, requests: Sequence[Request], lines: Sequence[int]) -> None:
+        self.requests = requests
+        self.lines = np.array(lines, np.int64)
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """Give the sampling parameters and seeds."""
+        seeds = torch.tensor([request.seed for request in self.requests], dtype=torch.int64)
+        return Sampling(SamplingRows.of(request.sampling for request in self.requests), seeds)
+
+    @cached_property
+    def _stop_ids(self) -> NDArray[np.int64]:
+        """Give the stop tokens of each request, [n, most]; of one for all where they are the same: [1, most]."""
+        sets = [request.stop_ids for request in self.requests]
+        alike = sets[:1] if all(each == sets[0] for each in sets) else sets
+        table = np.full((len(alike), max(map(len, alike))), _NEVER, np.int64)
+        for line, stop_ids in zip(table, alike, strict=True):
+            line[: len(stop_ids)] = list(stop_ids)
+        return table
+
+    def stops(self, runs: Tokens) -> NDArray[np.int32]:
+        """Count the tokens before the first stop token of each run [n, longest]; NO_STOP without one: int32 [n]."""
+        first = np.full(len(runs), NO_STOP, np.int32)
+        for place in range(self._stop_ids.shape[1]):
+            hits = runs == self._stop_ids[:, place : place + 1]
+            if hits.any():
+                found = np.where(hits.any(1), hits.argmax(1), NO_STOP).astype(np.int32)
+                np.minimum(first, found, out=first)
+        return first
