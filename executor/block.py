@@ -117,6 +117,7 @@ class Layout:
         self.at = self._from_kv([segment.at for segment in segments])
         self.slot = self._from_kv([segment.slot for segment in segments])
         self.same_slot = all(segment.at == segment.slot for segment in segments)
+        self.reads_logits = [operator.op != "capture" for operator in plan.operators]
         # The plan's rows that each operator reads.
         self.readers = [self._rows_of(operator.rows) for operator in plan.operators]
         # The same where it is not all of them in order.
@@ -236,6 +237,7 @@ class Block:
         "_vocabulary",
         "ids",
         "layout",
+        "logit_readers",
         "masks",
         "positions",
         "readers",
@@ -258,6 +260,9 @@ class Block:
             self._hang(layout.tree)
         predicted = (self.positions + layout.ahead).reshape(-1) if layout.readers else self.positions
         self.readers = [ReadRows(*reader, predicted[reader[1]]) for reader in self.shape.readers]
+        # What is read by the operators that read logits.
+        pairs = zip(self.readers, layout.reads_logits, strict=True)
+        self.logit_readers = [rows for rows, reads in pairs if reads]
         self.ids = self._token_ids()
 
     def _hang(self, name: str) -> None:
@@ -288,12 +293,6 @@ class Block:
     def rows(self) -> int:
         """Count the live rows with queries of all requests."""
         return len(self.shape.places)
-
-    @property
-    def logit_readers(self) -> list[ReadRows]:
-        """List what is read by the operators that read logits."""
-        operators = self.layout.plan.operators
-        return [rows for rows, plan in zip(self.readers, operators, strict=True) if plan.op != "capture"]
 
     @property
     def wanted(self) -> int:

@@ -132,8 +132,11 @@ class Scope:
         """Read several pieces one after the other for some members, [m, longest]; behind them stands EMPTY."""
         total: int | Integers = 0
         for piece in pieces:
-            total = total + self.edges(piece.stop, members) - self.edges(piece.start, members)
-        return self.gather(pieces, members, total if isinstance(total, int) else max(total.tolist(), default=0))
+            length = _length(self.edges(piece.start, members), self.edges(piece.stop, members))
+            total = total + length
+        return self.gather(
+            pieces, members, total if isinstance(total, int) else max(total.tolist(), default=0)
+        )
 
     def tokens(self, piece: Piece, width: int) -> Tokens:
         """Read the first `width` tokens of a piece for all members, [n, width]."""
@@ -148,11 +151,10 @@ class Scope:
         """
         gathered: Tokens = np.empty((len(self.requests if members is None else members), width), np.int64)
         gathered.fill(EMPTY)
-        places = np.arange(width)
         at: Any = 0  # one number while it is the same for all, else [m]
         for piece in pieces:
             if piece.name == MASK:
-                np.copyto(gathered, MASKED, where=places >= _upright(at))
+                np.copyto(gathered, MASKED, where=np.arange(width) >= _upright(at))
                 at = width
                 continue
             start, stop = self.edges(piece.start, members), self.edges(piece.stop, members)
@@ -166,12 +168,13 @@ class Scope:
                 read = source[:, start:end]
                 gathered[:, at : at + read.shape[1]] = read
             elif length:
+                places = np.arange(width)
                 index = np.minimum(np.maximum(places + _upright(start - at), 0), length - 1)
                 read = source[np.arange(len(source))[:, None], index]
                 np.copyto(gathered, read, where=places >= _upright(at))
-            at = at + stop - start
+            at = at + _length(start, stop)
         if not isinstance(at, int):
-            gathered[places >= _upright(at)] = EMPTY
+            gathered[np.arange(width) >= _upright(at)] = EMPTY
         return gathered
 
     def _source(
@@ -214,6 +217,11 @@ class Scope:
             return self.carries.trees[name][int(self.lines[member])]
         assert isinstance(output, Tree)
         return output.take(member)
+
+
+def _length(start: Any, stop: Any) -> Any:  # noqa: ANN401 -- an array, or one number
+    """Give the length of a piece; most begin at 0."""
+    return stop if isinstance(start, int) and start == 0 else stop - start
 
 
 def _upright(values: Any) -> Any:  # noqa: ANN401 -- an array, or one number

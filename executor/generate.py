@@ -326,23 +326,19 @@ class Session:
         if stream.decoder is None:
             stream.seen += len(tokens)
             return ""
-        pieces = []
-        # Token by token only where the token that completes a stop string must be known.
-        for part in [[token] for token in tokens] if stream.stops.stops else [tokens]:
-            text = stream.decoder.push(part)
-            stream.seen += len(part)
-            if stream.seen < stream.options.controls.min_tokens:
-                pieces.append(text)
-                continue
-            pieces.append(stream.stops.push(text))
-            if stream.stops.found:
-                stream.reason = "stop"
-                stream.stop_reason = stream.stops.found
-                self.engine.halt(number, stream.seen)
-                request.halt(stream.seen)
-                break
-        stream.text += pieces
-        return "".join(pieces)
+        pieces = stream.decoder.push(tokens)
+        # Tokens before the least number wanted complete no stop string.
+        free = max(min(request.controls.min_tokens - 1 - stream.seen, len(pieces)), 0)
+        text, read = stream.stops.push(pieces[free:])
+        text = "".join(pieces[:free]) + text
+        stream.text.append(text)
+        stream.seen += free + read
+        if stream.stops.found:
+            stream.reason = "stop"
+            stream.stop_reason = stream.stops.found
+            self.engine.halt(number, stream.seen)
+            request.halt(stream.seen)
+        return text
 
     def _stop_token(self, stream: _Stream) -> int | None:
         """Give the stop token that ended a text."""
@@ -354,7 +350,8 @@ class Session:
         """Let out what was held back at the end of a text."""
         if stream.decoder is None:
             return ""
-        rest = stream.stops.push(stream.decoder.finish()) + stream.stops.finish()
+        rest, _ = stream.stops.push([stream.decoder.finish()])
+        rest += stream.stops.finish()
         stream.text.append(rest)
         return rest
 

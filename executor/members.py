@@ -24,6 +24,8 @@ class Members:
     def __init__(self, requests: Sequence[Request], lines: Sequence[int]) -> None:
         self.requests = requests
         self.lines = np.array(lines, np.int64)
+        # The lines of their block tables, once somebody has asked for them.
+        self.tables: NDArray[np.int64] | None = None
 
     @cached_property
     def sampling(self) -> Sampling:

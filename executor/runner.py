@@ -41,6 +41,8 @@ FEATURES = "features"
 _MOST_GROUPS = 1024
 # A prefill chunk, the rows of the target's batch up to its end, and how many of them give logits.
 ReadChunk = tuple[Chunk, int, int]
+# Carries by name, with the pieces that a row sets them to.
+Carried = Sequence[tuple[str, Sequence[Piece]]]
 
 
 class Model(Protocol):
@@ -101,7 +103,7 @@ class Runner:
         self._lines: dict[int, int] = {}
         self.use(table)
         self._causal: dict[int, torch.Tensor] = {}
-        # By the engine's numbers, for as long as nobody comes or goes.
+        # By the engine's numbers, for as long as nobody comes, ends or gives its pages back.
         self._known: dict[bytes, Members] = {}
         # What the present launch gave, by event; for prefills by request.
         self._blocks: dict[str, Block] = {}
@@ -113,6 +115,8 @@ class Runner:
         """Run the row plans of this table from now on."""
         self.table = table
         self._layout_of: dict[str, Layout] = table.cached("layouts", lambda: _layouts(table))
+        # Carries of tokens that a row sets, and others, by the row's index.
+        self._carried: dict[int, tuple[Carried, Carried]] = {}
 
     # Requests --------------------------------------------------------------------------------------------------
 
@@ -183,32 +187,36 @@ class Runner:
             results.append(
                 self.operators.run(
                     block,
-                    given.logits[at : read[plan.model]],
+                    _part(given.logits, at, read[plan.model]),
                     self._members(group.requests).sampling,
-                    None if given.hidden is None else given.hidden[first : passed[plan.model]],
+                    None if given.hidden is None else _part(given.hidden, first, passed[plan.model]),
                     None if plan.model is None else self.drafting.models[plan.model].model,
                 )
             )
             self._blocks[group.state] = block
-        self._read_chunks([(chunk, count) for chunk, _, count in chunks], ran[None].logits[read[None] :])
+        if chunks:
+            self._read_chunks([(chunk, count) for chunk, _, count in chunks], ran[None].logits[read[None] :])
         return results
 
     def _block(self, group: Group, batches: Mapping[str | None, Batch]) -> Block:
         """Lay out the rows of a group and add them to the batch of their model."""
-        scope = self._scope(group.requests, group.columns)
-        layout = self._layout_of[group.state]
-        block = Block(layout, scope, self._members(group.requests).sampling.seeds, self.vocabulary)
+        layout, members = self._layout_of[group.state], self._members(group.requests)
+        scope = self._scope(members, group.columns)
+        block = Block(layout, scope, members.sampling.seeds, self.vocabulary)
         if layout.rows == 0:
             return block
         batch, target = batches[layout.plan.model], layout.plan.model is None
         first, shape = batch.total, block.shape
-        lines = self.allocator.lines(group.requests.tolist())
+        if members.tables is None:
+            members.tables = self.allocator.lines(group.requests.tolist())
+        lines, positions = members.tables, block.flat(block.positions)
+        slots = positions if block.slots is block.positions else block.flat(block.slots)
         # All that lies before its rows is committed, or was written for later forwards of this round.
         before = group.columns["kv"] if target else block.first_slots()
         batch.add(
             block.flat(block.ids),
-            block.flat(block.positions),
-            self.allocator.physical(lines.repeat(shape.counts), block.flat(block.slots)),
+            positions,
+            self.allocator.physical(lines.repeat(shape.counts), slots),
             shape.row_ends,
             self.allocator.fronts(lines, before),
             before,
@@ -415,6 +423,7 @@ class Runner:
         if pages:
             self.allocator.resize(request, pages)
             return
+        self._known.clear()
         if self.prefixes is not None:
             self.prefixes.leave(request)
         self.allocator.release(request)
@@ -437,21 +446,18 @@ class Runner:
         """Write the carries that a row sets; all values are read before any is written."""
         tokens = self.carries.tokens
         lines = scope.lines if members is None else scope.lines[members]
-        gathered = {
-            name: scope.gather(pieces, members, tokens[name].shape[1])
-            for name, pieces in row.carries
-            if name in tokens
-        }
-        others = [(name, pieces) for name, pieces in row.carries if name not in tokens]
+        if row.index not in self._carried:
+            narrow = [(name, pieces) for name, pieces in row.carries if name in tokens]
+            self._carried[row.index] = narrow, [each for each in row.carries if each[0] not in tokens]
+        narrow, others = self._carried[row.index]
+        gathered = {name: scope.gather(pieces, members, tokens[name].shape[1]) for name, pieces in narrow}
         if others:
             for member in range(len(lines)) if members is None else members.tolist():
                 self._move_others(scope, others, member, int(scope.lines[member]))
         for name, values in gathered.items():
             tokens[name][lines] = values
 
-    def _move_others(
-        self, scope: Scope, carries: Sequence[tuple[str, Sequence[Piece]]], member: int, line: int
-    ) -> None:
+    def _move_others(self, scope: Scope, carries: Carried, member: int, line: int) -> None:
         """Write one request's laws, hidden states and trees."""
         values = [
             scope.tree(pieces[0].name, member) if name in self.carries.trees else scope.wide(pieces, member)
@@ -463,16 +469,15 @@ class Runner:
             else:
                 self.carries.wide[name][line] = value
 
-    def _scope(self, numbers: NDArray[np.int64], columns: Columns) -> Scope:
-        """Gather what pieces may read of requests, by the engine's numbers."""
-        members = self._members(numbers)
+    def _scope(self, members: Members, columns: Columns) -> Scope:
+        """Gather what pieces may read of requests."""
         return Scope(self.table, members.requests, members.lines, self.carries, dict(columns), self.mask_id)
 
     def _scope_of(self, event: str, numbers: NDArray[np.int64], columns: Columns) -> Scope:
         """Give the scope of an event: of its launch, or a fresh one for the life cycle's events."""
         if event in self._layout_of:
             return self._blocks[event].scope
-        scope = self._scope(numbers, columns)
+        scope = self._scope(self._members(numbers), columns)
         if event == life_cycle.FIRST:
             first = [self._first.get(number) for number in numbers.tolist()]
             if all(tokens is not None for tokens in first):
@@ -480,6 +485,11 @@ class Runner:
             if self.drafting.capture:
                 scope.outputs[FEATURES] = torch.stack([self._states[number] for number in numbers.tolist()])
         return scope
+
+
+def _part(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Give some rows of a tensor, without a view of its own where they are all: making one costs microseconds."""
+    return rows if stop - start == len(rows) else rows[start:stop]
 
 
 def _rejoined(runs: Sequence[Tokens], members: Sequence[NDArray[np.int64] | None]) -> Tokens:

@@ -17,19 +17,33 @@ class StopText:
         self._include = include
         self._held = ""
 
-    def push(self, text: str) -> str:
-        """Take text and return what is now certain; after a stop string nothing is."""
+    def push(self, pieces: Sequence[str]) -> tuple[str, int]:
+        """Take text in pieces -> (what is now certain, the pieces read); those behind a stop string are not read.
+
+        A stop string counts with the piece that completes it: one that is whole earlier wins over one that began
+        earlier.
+        """
         if self.found:
-            return ""
-        held = self._held + text
-        starts = [(start, stop) for stop in self.stops if (start := held.find(stop)) >= 0]
-        if starts:
-            start, self.found = min(starts)
-            self._held = ""
-            return held[: start + len(self.found)] if self._include else held[:start]
-        keep = 0
-        for stop in self.stops:
-            keep = max(keep, _overlap(held, stop))
+            return "", 0
+        held = self._held + "".join(pieces)
+        if not any(stop in held for stop in self.stops):
+            return self._let_out(held), len(pieces)
+        certain, read = "", 0
+        while not self.found:
+            held = self._held + pieces[read]
+            read += 1
+            starts = [(start, stop) for stop in self.stops if (start := held.find(stop)) >= 0]
+            if starts:
+                start, self.found = min(starts)
+                self._held = ""
+                certain += held[: start + len(self.found)] if self._include else held[:start]
+            else:
+                certain += self._let_out(held)
+        return certain, read
+
+    def _let_out(self, held: str) -> str:
+        """Keep back the end that may begin a stop string, and give what lies before it."""
+        keep = max((_overlap(held, stop) for stop in self.stops), default=0)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -27,15 +27,13 @@ class StreamDecoder:
         self._ids: list[int] = []
         self._length = 0
 
-    def push(self, token_ids: Iterable[int]) -> str:
-        """Take tokens and return the text that is now certain."""
-        pieces = []
-        for token in token_ids:
-            self._ids.append(token)
-            pieces.append(self._stream.step(self._tokenizer, token) or "")
-        text = "".join(pieces)
-        self._length += len(text)
-        return text
+    def push(self, token_ids: Sequence[int]) -> list[str]:
+        """Take tokens and return the text that each of them makes certain."""
+        step, tokenizer = self._stream.step, self._tokenizer
+        pieces = [step(tokenizer, token) or "" for token in token_ids]
+        self._ids += token_ids
+        self._length += sum(map(len, pieces))
+        return pieces
 
     def finish(self) -> str:
         """Return what was held back; broken characters become U+FFFD."""

@@ -255,13 +255,14 @@ def headroom(table: Table, policy: Policy = ALONE) -> NDArray[np.int32]:
     With a host lag of one round, `kv` and state are those before the round in flight: it may commit its most, under
     any tier, and the next one may start anywhere; and what it writes stays owned until it is over.
     """
-
-    def by_state() -> NDArray[np.int32]:
+    key = ("headroom", policy.lag, policy.tier)
+    if key not in table.cache:
         tiers = tiers_of(table, policy)
         late = policy.lag * max(tiers.peak, table.peak + tiers.advance)
-        return np.array([(late or state.peak) if state.round else 0 for state in table.states], np.int32)
-
-    array: NDArray[np.int32] = table.cached(("headroom", policy.lag, policy.tier), by_state)
+        table.cache[key] = np.array(
+            [(late or state.peak) if state.round else 0 for state in table.states], np.int32
+        )
+    array: NDArray[np.int32] = table.cache[key]
     return array
 
 

@@ -143,16 +143,26 @@ def test_stop_text_ends_before_itself(model: Transformer, tokenizer: Tokenizer, 
 def test_stop_text_holds_back_and_lets_go() -> None:
     """What may begin a stop string waits; what turns out not to is let out; the earliest one ends the text."""
     stops = StopText(["END", "\n\n"])
-    assert "a" == stops.push("aE")
-    assert "Eb" == stops.push("bE")
-    assert "E\nc" == stops.push("\nc")
-    assert "" == stops.push("\n")
-    assert "" == stops.push("\nEND")
-    assert stops.found
-    assert "" == stops.push("more") == stops.finish()
+    assert ("a", 1) == stops.push(["aE"])
+    assert ("Eb", 2) == stops.push(["b", "E"])
+    assert ("E\nc", 1) == stops.push(["\nc"])
+    assert ("", 1) == stops.push(["\n"])
+    assert ("", 1) == stops.push(["\nEND"])
+    assert "\n\n" == stops.found
+    assert ("", 0) == stops.push(["more"])
+    assert "" == stops.finish()
     stops = StopText(["END"])
-    assert "a" == stops.push("aEN")
+    assert ("a", 1) == stops.push(["aEN"])
     assert "EN" == stops.finish()
+
+
+def test_stop_text_ends_with_the_piece_that_completes_a_stop_string() -> None:
+    """Pieces that come together mean what they mean one by one: who is whole first wins, and the rest is not read."""
+    stops = StopText(["abcde", "bc"])
+    assert ("xa", 3) == stops.push(["x", "ab", "c", "de", "y"])
+    assert "bc" == stops.found
+    stops = StopText(["bc"], include=True)
+    assert ("abc", 2) == stops.push(["ab", "cd", "e"])
 
 
 def test_context_cuts_the_limit(model: Transformer, tokenizer: Tokenizer) -> None:
