@@ -156,17 +156,20 @@ def _key(layer: Layer) -> str:
     return f'<span><i class="swatch {layer.style}"></i>{escape(layer.name)}</span>'
 
 
-def range_chart(rows: Sequence[tuple[str, dict[str, float]]], unit: str) -> str:
-    """Return one line a row from the smallest to the largest of its named values, a mark for each."""
-    high = max((max(values.values()) for _, values in rows), default=0.0)
-    marks = ticks(high)
+def range_chart(rows: Sequence[tuple[str, dict[str, float]]], unit: str, width: int = WIDTH) -> str:
+    """Return one line a row from the smallest to the largest of its named values, a mark for each.
+
+    `width` is about what the chart is shown with, so that its letters keep their size; long labels widen it.
+    """
     # About 7 units a letter of the style sheet's label size.
     label_width, row_height = max(112, 12 + 7 * max((len(label) for label, _ in rows), default=0)), 32
+    width = max(width, label_width + 30 + 180)
+    span = width - label_width - 30
+    marks = ticks(max((max(values.values()) for _, values in rows), default=0.0), max(2, span // 72))
     height = row_height * len(rows) + 40
-    width = WIDTH - label_width - 30
 
     def x(value: float) -> float:
-        return label_width + width * value / marks[-1]
+        return label_width + span * value / marks[-1]
 
     parts = []
     for mark in marks:
@@ -188,7 +191,7 @@ def range_chart(rows: Sequence[tuple[str, dict[str, float]]], unit: str) -> str:
                 f'<circle class="mark m{order}" cx="{x(value):.1f}" cy="{y}" r="{4 + order}">'
                 f"<title>{escape(label)}, {escape(name)}: {value:.4g} {escape(unit)}</title></circle>"
             )
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'
+    return f'<svg class="chart" viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>'
 
 
 @dataclass(frozen=True)

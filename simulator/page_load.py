@@ -61,7 +61,7 @@ def by_load(scenarios: Sequence[Scenario]) -> str:
         charts.append((f"Throughput relative to {speed[0].name}", load_chart(gains, unit, "times", mark=1.0)))
     panels = "".join(f'<div class="panel"><h3>{escape(title)}</h3>{chart}</div>' for title, chart in charts)
     said = "".join(f'<p class="verdict">{escape(text)}</p>' for text in winners(speed, unit))
-    return f'<h2>By load</h2>{said}<div class="grid2">{panels}</div>'
+    return f'<h2 id="by-load">By load</h2>{said}<div class="grid2">{panels}</div>'
 
 
 def _labels(scenarios: Sequence[Scenario], names: Sequence[str]) -> dict[str, list[Scenario]]:
@@ -119,7 +119,7 @@ def binding(scenario: Scenario) -> str:
         parts.append(("rest", PARTS[-1], rest))
     waits = f"The accelerator waits {100 * bill.idle_share:.0f} % of the time."
     return (
-        '<div class="panel"><h3>What binds: share of the accelerator&#x27;s time</h3>'
+        "<h3>What binds: share of the accelerator&#x27;s time</h3>"
         f'{share_bar(bounds)}<h3 class="gap">What it is spent on</h3>{share_bar(parts)}'
-        f'<p class="note">{waits}</p></div>'
+        f'<p class="note">{waits}</p>'
     )

@@ -15,6 +15,7 @@ from fsm_spec.simulator.chart import short
 from fsm_spec.simulator.memory import GIB
 from fsm_spec.simulator.metrics import KvUse, Latency, Summary
 from fsm_spec.simulator.timeline import Timeline
+from fsm_spec.wording import counted
 
 
 @dataclass(frozen=True)
@@ -181,18 +182,26 @@ def shared_settings(scenarios: Sequence[Scenario]) -> dict[str, str]:
     }
 
 
+def loads(scenarios: Sequence[Scenario]) -> list[str]:
+    """Return the load of each scenario, as `8 users`; all empty where it is the same."""
+    arrivals = [scenario.settings.get("arrivals", "") for scenario in scenarios]
+    if len(set(arrivals)) < 2:
+        return [""] * len(arrivals)
+    return [_users(each) for each in arrivals]
+
+
 def titles(scenarios: Sequence[Scenario]) -> list[str]:
-    """Return the name of each scenario, with its users where these differ: `isd, 8 users`."""
-    loads = [scenario.settings.get("arrivals", "") for scenario in scenarios]
-    if len(set(loads)) < 2:
-        return [scenario.name for scenario in scenarios]
-    return [f"{scenario.name}, {_users(load)}" for scenario, load in zip(scenarios, loads, strict=True)]
+    """Return the name of each scenario, with its load where these differ: `isd, 8 users`."""
+    return [
+        f"{scenario.name}, {load}" if load else scenario.name
+        for scenario, load in zip(scenarios, loads(scenarios), strict=True)
+    ]
 
 
 def _users(load: str) -> str:
     """Say how many users a closed loop has; other arrivals stay as they are."""
     users = load.removeprefix("closed:")
-    return load if users == load else f"{users} user{'' if users == '1' else 's'}"
+    return counted(int(users), "user") if load != users and users.isdigit() else load
 
 
 def latencies(summary: Summary) -> list[tuple[str, Latency]]:

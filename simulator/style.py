@@ -4,11 +4,11 @@ STYLE = """\
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1c2430; --soft: #5b6675; --rule:
   #e2e6eb;
 --accent: #2563a8; --committed: #2563a8; --provisional: #e0912f; --scratch: #9aa5b1; --second: #2f9e77;
-  --warn: #b3402a; }
+  --warn: #b3402a; --shade: #0003; }
 @media (prefers-color-scheme: dark) { :root { --page: #14181e; --card: #1c222a; --ink: #e6eaf0; --soft:
   #97a3b2;
 --rule: #2e3742; --accent: #6fa8e6; --committed: #5b9be0; --provisional: #e8a450; --scratch: #7d8896;
-  --second: #54c29a; --warn: #ef8a72; } }
+  --second: #54c29a; --warn: #ef8a72; --shade: #000a; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, -apple-system,
   "Segoe UI", "DejaVu Sans", sans-serif; }
@@ -17,6 +17,13 @@ h1 { font-size: 24px; margin: 0 0 4px; }
 h2 { font-size: 18px; margin: 34px 0 10px; }
 h3 { font-size: 14px; margin: 0 0 8px; }
 .note { color: var(--soft); margin: 4px 0; font-size: 13px; }
+nav { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 14px 0 0; font-size: 14px; }
+a { color: var(--accent); }
+details { border: 1px solid var(--rule); border-radius: 10px; margin: 8px 0; }
+summary { background: var(--card); border-radius: 10px; padding: 10px 16px; cursor: pointer; }
+summary .note { margin-left: 8px; }
+details[open] > summary { border-bottom: 1px solid var(--rule); border-radius: 10px 10px 0 0; }
+details > .body { padding: 12px 14px; }
 .chips { display: flex; flex-wrap: wrap; gap: 6px; margin: 10px 0 0; }
 .chip { border: 1px solid var(--rule); background: var(--card); border-radius: 999px; padding: 2px 11px;
   font-size: 13px; }
@@ -37,12 +44,16 @@ h3 { font-size: 14px; margin: 0 0 8px; }
 @media (max-width: 560px) { .grid2, .grid3 { grid-template-columns: 1fr; } }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 13.5px; }
 th, td { text-align: right; padding: 5px 8px; white-space: nowrap; border-bottom: 1px solid var(--rule); }
-th:first-child, td:first-child { text-align: left; }
+tbody th:first-child { text-align: left; }
 thead th { color: var(--soft); font-weight: 550; }
+thead th[colspan] { color: var(--ink); text-align: center; }
 tbody th { font-weight: 500; }
 tr:last-child > * { border-bottom: 0; }
 td.best { color: var(--second); font-weight: 650; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; background: linear-gradient(to left, var(--card) 30%, transparent) right / 40px 100%
+  no-repeat local, linear-gradient(to left, var(--shade), transparent) right / 16px 100% no-repeat scroll,
+  var(--card); }
+tbody th:first-child, th[rowspan] { position: sticky; left: 0; background: var(--card); }
 .chart { width: 100%; height: auto; display: block; }
 .chart .grid { stroke: var(--rule); stroke-width: 1; }
 .chart .tick { fill: var(--soft); font-size: 11px; }
@@ -83,7 +94,7 @@ td.best { color: var(--second); font-weight: 650; }
 .m0 { fill: var(--second); }
 .m2 { fill: var(--provisional); }
 .m3 { fill: var(--warn); }
-.legend { display: flex; gap: 14px; justify-content: flex-end; font-size: 12px; color: var(--soft);
+.legend { display: flex; flex-wrap: wrap; gap: 2px 14px; justify-content: flex-end; font-size: 12px; color: var(--soft);
   min-height: 4px; }
 .swatch { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 5px;
   background: var(--accent); }
@@ -93,7 +104,11 @@ td.best { color: var(--second); font-weight: 650; }
 .swatch.second, .swatch.m0 { background: var(--second); }
 .swatch.warn, .swatch.m3 { background: var(--warn); }
 .swatch.m2 { background: var(--provisional); }
-.diagram { background: #fff; border-radius: 8px; padding: 12px; text-align: center; overflow-x: auto; }
-.diagram svg { max-width: 100%; height: auto; }
-@media print { body { background: #fff; } .card, .panel { break-inside: avoid; } }
+.diagram { text-align: center; overflow-x: auto; }
+@media (max-width: 560px) { main { padding: 18px 12px 40px; } .chart .tick { font-size: 14px; }
+  .cards { grid-template-columns: 1fr 1fr; } .card .value { font-size: 19px; white-space: normal; }
+  .scroll tbody th { white-space: normal; min-width: 128px; }
+  .panel { padding: 12px; } details > .body { padding: 8px; } }
+@media print { body { background: #fff; } .card, .panel { break-inside: avoid; }
+  details::details-content { content-visibility: visible; block-size: auto; } }
 """

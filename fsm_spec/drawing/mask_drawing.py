@@ -18,7 +18,7 @@ from fsm_spec.drawing.state_drawing import FAINT, INK, STYLE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fsm_spec.plan import Fate, ForwardPlan
+    from fsm_spec.plan import ForwardPlan, SegmentPlan
     from fsm_spec.table import Table
 
 # Light enough for print, apart from each other without colour sight: a blue, a green, a violet, an amber.
@@ -60,7 +60,7 @@ def svg(table: Table) -> str:
     parts: list[str] = []
     top, width = MARGIN + 44.0, 2.0 * MARGIN + 9.5 * len(table.name) + 7 * len(params) + 14
     legend, right = _legend(
-        MARGIN + 30, {each.kv for plan in table.forwards.values() for each in plan.segments}
+        MARGIN + 30, [each for plan in table.forwards.values() for each in plan.segments]
     )
     width = max(width, right)
     for plan in table.forwards.values():
@@ -73,7 +73,7 @@ def svg(table: Table) -> str:
     title = f'<text x="{MARGIN}" y="{MARGIN + 8}" font-size="16" font-weight="700" fill="{INK}">'
     label = f'role="img" aria-label="Block masks of {escape(table.name)}"'
     head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {label}>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="fsm" {size} {label}>',
         f"<style>{STYLE}</style>",
         ADAPTER,
         f'<rect width="{width:.0f}" height="{top:.0f}" rx="8" fill="#ffffff"/>',
@@ -82,12 +82,14 @@ def svg(table: Table) -> str:
     return "\n".join([*head, *legend, *parts, "</svg>"]) + "\n"
 
 
-def _legend(y: float, fates: set[Fate]) -> tuple[list[str], float]:
-    """Say what the colours mean; gives its parts and its right edge."""
+def _legend(y: float, segments: Sequence[SegmentPlan]) -> tuple[list[str], float]:
+    """Say what the colours of these segments mean; gives its parts and its right edge."""
     x, parts = float(MARGIN), []
+    fates = {segment.kv for segment in segments}
+    adapter = [("url(#fsm-adapter)", "adapter")] if any(segment.adapter for segment in segments) else []
     for fill, words in (
         *((FATES[fate], text) for fate, text in MEANING.items() if fate in fates),
-        ("url(#fsm-adapter)", "adapter"),
+        *adapter,
         (CACHE, "committed KV"),
     ):
         parts.append(_box(x, y - 9, 10, 10, fill))

@@ -29,9 +29,33 @@ FAINT: Final = "#718096"
 # Colours of arrows: the spec's own, and the built-in life cycle's.
 LINES: Final = {"own": "#4a5568", "life": "#a0aec0"}
 RADIUS: Final = 12
+# What stands in place of the light colours where a dark scheme is preferred; programs that know none ignore it.
+DARK: Final = {
+    "#ffffff": "#1c222a",
+    INK: "#e6eaf0",
+    FAINT: "#97a3b2",
+    LINES["own"]: "#b7c2d0",
+    LINES["life"]: "#66727f",
+    "#fff3d6": "#453716",
+    "#dcf5e3": "#1d4029",
+    "#dbeafe": "#1e3a5c",
+    "#f3e1fb": "#46275a",
+    "#f7f8fa": "#262e38",
+    "#b7791f": "#e0a94f",
+    "#2f855a": "#63c08c",
+    "#2b6cb0": "#6fa8e6",
+    "#8e44ad": "#c38fdd",
+    "#edf2f7": "#2a323c",
+}
 STYLE: Final = (
-    "text{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}"
-    ".code{font-family:ui-monospace,'SF Mono','DejaVu Sans Mono',monospace;font-size:11px}"
+    ".fsm text{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}"
+    ".fsm .code{font-family:ui-monospace,'SF Mono','DejaVu Sans Mono',monospace;font-size:11px}"
+    "@media(prefers-color-scheme:dark){"
+    + "".join(
+        f'.fsm [fill="{light}"]{{fill:{dark}}}.fsm [stroke="{light}"]{{stroke:{dark}}}'
+        for light, dark in DARK.items()
+    )
+    + "}"
 )
 
 
@@ -47,7 +71,7 @@ def svg(table: Table) -> str:
     small = f'<tspan dx="10" font-size="12" font-weight="400" fill="{FAINT}">{escape(params)}</tspan>'
     label = f'role="img" aria-label="State diagram of {escape(table.name)}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {label}>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="fsm" {size} {label}>',
         f"<style>{STYLE}</style>",
         "<defs>" + "".join(_arrowhead(name) for name in LINES) + "</defs>",
         f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
