@@ -14,6 +14,7 @@ import typer
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
 from fsm_spec.executor.attention_option import Attention
 from fsm_spec.executor.draft_option import draft_places
+from fsm_spec.executor.quantization_option import Quantization
 from fsm_spec.executor.threads import MOST_THREADS
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -74,6 +75,9 @@ def generate(
     min_p: Annotated[float, typer.Option(help="Sample above this share of the best token's mass.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="Format of the weights.")] = Dtype.bfloat16,
+    quantization: Annotated[
+        Quantization, typer.Option(help="What weights are rounded to at load; int8 on a CPU only.")
+    ] = Quantization.none,
     device: Annotated[
         Device, typer.Option(help="Where the model runs; auto takes a GPU where there is one.")
     ] = Device.auto,
@@ -157,6 +161,7 @@ def generate(
             trace=trace,
             as_json=as_json,
             tensor_parallel=tensor_parallel,
+            quantization=quantization.value,
         )
     )
 

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.attention_option import require_attention
+from fsm_spec.executor.quantization_option import Quantization, require_quantization
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import load
@@ -69,6 +70,7 @@ class Run:
     trace: Path | None
     as_json: bool
     tensor_parallel: int = 1
+    quantization: str = "none"
 
 
 def execute(run: Run) -> None:
@@ -105,6 +107,7 @@ def execute(run: Run) -> None:
         )
         if resident is not None and run.tensor_parallel > 1:
             raise UserError(ONE_PROCESS)
+        require_quantization(run.quantization, resident=resident is not None, processes=run.tensor_parallel)
         threads = default_threads() if run.threads is None else run.threads
         model = _load(run, table, threads)
         prompt = _encode(model, run)
@@ -206,7 +209,14 @@ def _load(run: Run, table: Table, threads: int) -> LoadedModel:
             )
     torch.set_num_threads(threads)
     with progress_bar() as progress:
-        return load_model(run.model, dtype, progress, adapter=run.adapter, gated=table.gated)
+        return load_model(
+            run.model,
+            dtype,
+            progress,
+            adapter=run.adapter,
+            gated=table.gated,
+            int8=run.quantization == Quantization.int8,
+        )
 
 
 def _drafters(run: Run, table: Table, model: LoadedModel) -> dict[str, Drafter]:
@@ -323,6 +333,7 @@ def _report(
             "digest": table.digest,
             "model": model.name,
             "dtype": run.dtype,
+            "quantization": run.quantization,
             "mask_id": session.mask_id,
             "adapter": model.adapter and str(model.adapter),
             "run": {**measured, "tokens_per_s": speed},

@@ -15,6 +15,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.executor.adapter import bundled_adapter, load_adapter, refuse_adapter_alone
 from fsm_spec.executor.models.config import ModelConfig, read_config, read_json, read_names
 from fsm_spec.executor.models.fp8 import STORED, Fp8Weight, read_block, read_scaled
+from fsm_spec.executor.models.int8 import Int8Transformer
 from fsm_spec.executor.models.store import Progress, converted, resolve, silent
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.tokenizer import Tokenizer
@@ -39,10 +40,12 @@ def load_model(
     *,
     adapter: Path | None = None,
     gated: bool = False,
+    int8: bool = False,
 ) -> LoadedModel:
     """Load a Hugging Face folder, a GGUF file (converted to the cache at first), or a cached model by name.
 
-    `adapter` is a folder; where none is given and rows are `gated`, one that lies with the model is taken.
+    `adapter` is a folder; where none is given and rows are `gated`, one that lies with the model is taken. With `int8`
+    the weights are rounded from `dtype` to 8-bit integers.
     Raises UserError where a file is missing or broken, or the files do not fit each other.
     """
     folder = folder_of(path_or_name, progress)
@@ -52,9 +55,10 @@ def load_model(
     if adapter is None and gated:
         adapter = bundled_adapter(folder)
     with SafetensorsFolder(folder) as weights:
-        transformer = Transformer(config, weights, dtype, read_names(folder))
+        kind = Int8Transformer if int8 else Transformer
+        transformer = kind(config, weights, dtype, read_names(folder))
     if adapter is not None:
-        transformer.adapter = load_adapter(adapter, config, dtype)
+        transformer.adapter = load_adapter(adapter, config, transformer.rows_dtype)
     return LoadedModel(Path(path_or_name).name, folder, config, transformer, tokenizer, adapter)
 
 

@@ -128,6 +128,8 @@ class LayerStack:
         self.config = config
         self.layers = list(layers)
         self.dtype = dtype
+        # What matrix products read; 8-bit weights (`int8.py`) take wide rows.
+        self.rows_dtype = dtype
         self.wide = wide_dtype(dtype)
         self.adapter: Adapter | None = None
         self.over_parts: Callable[[Tensor], Tensor] | None = None
@@ -201,7 +203,7 @@ class LayerStack:
         """Add attention over `read` to the residual stream; K and V are written before anything reads them."""
         config = self.config
         total, heads, keys, head_dim = len(stream), config.heads, config.kv_heads, config.head_dim
-        qkv = self._project(read.to(self.dtype), layer.qkv, layer.qkv_bias, shared, index, "qkv")
+        qkv = self._project(read.to(self.rows_dtype), layer.qkv, layer.qkv_bias, shared, index, "qkv")
         lines = qkv.to(self.wide, memory_format=torch.contiguous_format).view(
             total, heads + 2 * keys, head_dim
         )
@@ -211,12 +213,12 @@ class LayerStack:
             lines[:, heads : heads + keys] = normed(lines[:, heads : heads + keys], layer.key_norm)
         turn(turning, shared.cos, shared.sin)
         shared.write(cache, lines[:, heads:])
-        seen = shared.attend(lines[:, :heads], cache).to(self.dtype)
+        seen = shared.attend(lines[:, :heads], cache).to(self.rows_dtype)
         return stream.add_(self._project(seen, layer.output, layer.output_bias, shared, index, "output"))
 
     def _feed_forward(self, stream: Tensor, layer: Layer, shared: Pass, index: int) -> Tensor:
         """Add the gated feed-forward network (SwiGLU, arXiv:2002.05202) to the residual stream."""
-        read = normed(stream, layer.ffn_norm).to(self.dtype)
+        read = normed(stream, layer.ffn_norm).to(self.rows_dtype)
         if layer.router is not None and self.config.experts is not None:
             mixed = mix_experts(read, layer.router, layer.gate_up, layer.down, self.config.experts)
             return stream.add_(mixed if self.over_parts is None else self.over_parts(mixed))
@@ -247,12 +249,17 @@ class Transformer(LayerStack):
     ) -> None:
         """Read the weights; `called` maps the names of `architectures.py` to those in `weights`."""
         reader = WeightReader(weights, dtype, config.rms_eps, called)
-        super().__init__(config, [reader.layer(config, index) for index in range(config.layers)], dtype)
+        layers = [self._keep(reader.layer(config, index)) for index in range(config.layers)]
+        super().__init__(config, layers, dtype)
         self.embedding = reader.matrix(names.EMBEDDING, config.vocab, config.hidden)
         self.head = self.embedding
         if not config.tied:
             self.head = reader.matrix(names.HEAD, config.vocab, config.hidden)
         self.final_norm = reader.norm(names.FINAL_NORM, config.hidden)
+
+    def _keep(self, layer: Layer) -> Layer:
+        """Give a layer that was just read as it is kept."""
+        return layer
 
     @torch.inference_mode()
     def forward(self, rows: RowBatch | FixedRows, cache: PagedCache) -> Tensor:

@@ -11,6 +11,7 @@ from fsm_spec.cli_spec import Settings, settings_of
 from fsm_spec.executor.attention_option import Attention
 from fsm_spec.executor.cli import DEFAULT_MODEL, Device, Dtype
 from fsm_spec.executor.draft_option import draft_places
+from fsm_spec.executor.quantization_option import Quantization
 from fsm_spec.executor.threads import MOST_THREADS
 
 _LIMITS = "Limits"
@@ -77,6 +78,10 @@ def serve(
             rich_help_panel=_MODEL,
         ),
     ] = Dtype.float32,
+    quantization: Annotated[
+        Quantization,
+        typer.Option(help="What weights are rounded to at load; int8 on a CPU only.", rich_help_panel=_MODEL),
+    ] = Quantization.none,
     device: Annotated[
         Device,
         typer.Option(
@@ -215,6 +220,7 @@ def serve(
             adapter=adapter,
             mask_id=mask_id,
             dtype=dtype.value,
+            quantization=quantization.value,
             device=device.value,
             resident=resident,
             require_graphs=require_graphs,

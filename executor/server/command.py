@@ -13,6 +13,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.attention_option import require_attention
 from fsm_spec.executor.command import ONE_PROCESS, capture_graphs, progress_bar
+from fsm_spec.executor.quantization_option import Quantization, require_quantization
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import Loaded, load
@@ -62,6 +63,7 @@ class Serving:
     resident: bool = False
     require_graphs: bool = False
     replicas: int = 1
+    quantization: str = "none"
 
 
 def execute(run: Serving, settings: dict[str, Any]) -> None:
@@ -96,6 +98,7 @@ def chosen_device(run: Serving) -> Resident | None:
         run.device, resident=run.resident, require_graphs=run.require_graphs, attention=run.attention
     )
     require_attention(run.attention, "cpu" if resident is None else resident.place.device.type, run.page_size)
+    require_quantization(run.quantization, resident=resident is not None, processes=run.tensor_parallel)
     return resident
 
 
@@ -193,6 +196,7 @@ def open_engine(
         "mask_id": session.mask_id,
         "drafters": run.drafters,
         "tensor_parallel": run.tensor_parallel,
+        "quantization": run.quantization,
     }
     settings = {
         **settings,
@@ -226,7 +230,14 @@ def _load(run: Serving, table: Table) -> LoadedModel:
             )
     torch.set_num_threads(threads)
     with progress_bar() as progress:
-        return load_model(run.model, dtype, progress, adapter=run.adapter, gated=table.gated)
+        return load_model(
+            run.model,
+            dtype,
+            progress,
+            adapter=run.adapter,
+            gated=table.gated,
+            int8=run.quantization == Quantization.int8,
+        )
 
 
 def _pool(run: Serving, table: Table, model: LoadedModel, longest: int, resident: Resident | None) -> Pool:
