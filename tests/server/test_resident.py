@@ -11,6 +11,15 @@ from live_server import Running, Serve
 BODIES: list[dict[str, Any]] = [
     {"prompt": "hello hello hello", "temperature": 0, "max_tokens": 12, "ignore_eos": True},
     {"prompt": "one two", "temperature": 1.0, "seed": 3, "max_tokens": 20, "ignore_eos": True},
+    {
+        "prompt": "ab ab",
+        "temperature": 0,
+        "max_tokens": 9,
+        "logprobs": 2,
+        "echo": True,
+        "frequency_penalty": 1.5,
+    },
+    {"prompt": "ab", "temperature": 0, "max_tokens": 9, "min_tokens": 4, "logit_bias": {"65": 5}},
     {"prompt": "stop here", "temperature": 0, "max_tokens": 30, "stop": ["e"], "ignore_eos": True},
 ]
 
