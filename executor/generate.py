@@ -278,7 +278,7 @@ class Session:
             scores = Scores(options.logprobs, prompt=options.prompt_logprobs)
         request = Request(prompt, limit, options.sampling, options.seed, stop_ids, options.controls, scores)
         if self.resident is not None:
-            self.resident.refuse(request)
+            self.resident.refuse(request, self.table)
         number = self.engine.submit(len(prompt), limit)
         self.runner.add(number, request)
         decoder = self.tokenizer.stream() if self.tokenizer else None

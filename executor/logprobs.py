@@ -6,7 +6,7 @@ a verifying block speaks for a token only if the tokens the row saw are the toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int64]
 # Rows of logits turned into log-probabilities at once: 64 rows of 49,152 take 13 MB.
 _ROWS = 64
+# Most probable tokens that are told of a row beside the one that was emitted, at most.
+MOST_TOP = 20
 
 
 class TokenLogprob(NamedTuple):
@@ -26,6 +28,17 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
+class KnownRow(NamedTuple):
+    """Hold what is known of a row whose logits stayed on a device: scores of some tokens, and of the best ones."""
+
+    known: Mapping[int, float]
+    top: tuple[tuple[int, float], ...]
+
+    def of(self, token: int, top: int) -> TokenLogprob:
+        """Score a token, with the `top` most probable ones beside it."""
+        return TokenLogprob(token, self.known[token], self.top[:top])
+
+
 class Scores:
     """Collect the log-probabilities of one request; `top` most probable tokens are kept beside each."""
 
@@ -34,11 +47,22 @@ class Scores:
         self.tokens: list[TokenLogprob] = []
         self.prompt: list[TokenLogprob] = []
         self.wants_prompt = prompt
-        self._rows: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+        self._rows: dict[tuple[int, tuple[int, ...]], torch.Tensor | KnownRow] = {}
 
     def see(self, position: int, ahead: tuple[int, ...], logits: torch.Tensor) -> None:
         """Keep the target's logits [V] for a position, given the tokens `ahead` behind the emitted text."""
         self._rows[position, ahead] = logits.float().clone()
+
+    def know(self, position: int, ahead: tuple[int, ...], row: KnownRow) -> None:
+        """Keep what is known of the target's law for a position, as `see` keeps its logits."""
+        self._rows[position, ahead] = row
+
+    def know_prompt(self, start: int, text: Tokens, rows: Sequence[KnownRow]) -> None:
+        """Score the tokens of the prompt `text` behind position `start` by what is known of the rows from there."""
+        known = 1 + len(self.prompt)
+        tokens = text[known : start + 1 + len(rows)].tolist()
+        for token, row in zip(tokens, rows[known - start - 1 :], strict=False):
+            self.prompt.append(row.of(token, self.top))
 
     def settle(self, start: int, run: Sequence[int] | Tokens) -> None:
         """Score the tokens emitted from position `start` on, and forget what was predicted after other tokens.
@@ -48,7 +72,10 @@ class Scores:
         tokens = tuple(int(token) for token in run)
         for index, token in enumerate(tokens):
             row = self._rows[start + index, tokens[:index]]
-            self.tokens.extend(_scored(row.unsqueeze(0), [token], self.top))
+            if isinstance(row, KnownRow):
+                self.tokens.append(row.of(token, self.top))
+            else:
+                self.tokens.extend(_scored(row.unsqueeze(0), [token], self.top))
         count = len(tokens)
         self._rows = {
             (position, ahead[count:]): row

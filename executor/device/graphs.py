@@ -1,4 +1,4 @@
-"""Graphs by what they are of: phase (or mail), batch bucket, table and view of the weights.
+"""Graphs by what they are of: phase (or mail), batch bucket, table, view of the weights, wishes of requests.
 
 A key that left one of these out would replay one phase for another, or old weights: each stands in it by name.
 """
@@ -33,6 +33,10 @@ class Work(Protocol):
     def states(self) -> tuple[str, ...]:
         """Name its states."""
 
+    @property
+    def variant(self) -> str:
+        """Name what it does beyond that; nothing where it is plain."""
+
     def blank(self, size: int) -> Tensor:
         """Give an input of so many places under which it changes nothing."""
 
@@ -41,12 +45,13 @@ class Work(Protocol):
 
 
 class Key(NamedTuple):
-    """Name a graph: table digest, states of the phase, places in the batch, and the weights' view."""
+    """Name a graph: table digest, states of the phase, places in the batch, the weights' view, what it does more."""
 
     digest: str
     states: tuple[str, ...]
     bucket: int
     view: str
+    variant: str
 
 
 def buckets(most: int) -> list[int]:
@@ -110,7 +115,7 @@ class Graphs:
 
     def _slot(self, work: Work, size: int) -> _Slot:
         view = self.view()
-        key = Key(work.digest, work.states, size, view)
+        key = Key(work.digest, work.states, size, view, work.variant)
         slot = self._slots.get(key)
         if slot is None:
             # Graphs of another view read weights that are no longer in force.

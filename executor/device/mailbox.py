@@ -6,7 +6,6 @@ parameters and stop tokens. Behind the rows stand the texts of newcomers.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fsm_spec.errors import UserError
 from fsm_spec.executor.carry import EMPTY
+from fsm_spec.executor.device.control import bits
 from fsm_spec.executor.device.state import NO_STOP_ID, STOP_IDS, DeviceState
 from fsm_spec.executor.request import Request
 
@@ -70,33 +69,18 @@ def row_width(state: DeviceState) -> int:
     return _HEADS + len(state.columns) + _PARAMETERS + STOP_IDS
 
 
-def require_room(request: Request) -> None:
-    """Raise UserError for a request with more stop tokens than a line holds."""
-    if len(request.stop_ids) > STOP_IDS:
-        raise UserError(
-            f"a request has {len(request.stop_ids)} stop tokens, and the resident runner holds {STOP_IDS}; "
-            "give fewer stop tokens, or run without --resident"
-        )
-
-
 def _parameters(request: Request) -> list[int]:
     sampling = request.sampling
     stop_ids = sorted(request.stop_ids)
     return [
-        _bits(sampling.temperature),
+        bits(sampling.temperature),
         sampling.top_k,
-        _bits(sampling.top_p),
-        _bits(sampling.min_p),
+        bits(sampling.top_p),
+        bits(sampling.min_p),
         request.seed,
         *stop_ids,
         *[NO_STOP_ID] * (STOP_IDS - len(stop_ids)),
     ]
-
-
-def _bits(value: float) -> int:
-    """Give the bits of a float64 as an int64."""
-    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
-    return bits
 
 
 class Opening:
@@ -104,6 +88,7 @@ class Opening:
 
     digest = ""
     states = ("mail",)
+    variant = ""
 
     def __init__(self, state: DeviceState) -> None:
         self.state = state

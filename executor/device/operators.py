@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsm_spec.executor.device.control import shaped
 from fsm_spec.executor.device.rows import RowForm, Rows
 from fsm_spec.executor.device.scope import DeviceScope
 from fsm_spec.kernels.fixed.law import SamplingColumns
@@ -45,7 +46,7 @@ class Ran:
     """Hold the rows of one state after their forward.
 
     `logits(i)` gives [n, r, V] of the rows that operator i reads, `hidden` [n, R, width] are the states of all rows,
-    `drafter` is the draft model that ran them, of any kind.
+    `drafter` is the draft model that ran them, of any kind. With `adjusts` logits are shaped as requests want them.
     """
 
     form: RowForm
@@ -54,6 +55,7 @@ class Ran:
     logits: Callable[[int], Tensor]
     hidden: Tensor | None
     drafter: Any
+    adjusts: bool = False
 
 
 def run_operators(ran: Ran) -> dict[str, Tensor]:
@@ -86,7 +88,10 @@ def _given(index: int, plan: OperatorPlan, ran: Ran, sampling: SamplingColumns) 
         if plan.op == "capture":
             return Given(scope, sampling, states, positions, counts)
         first = form.first_ids(index, rows)
-    values, positions, counts = form.read_by(index, rows, ran.logits(index), own)
+    logits = ran.logits(index)
+    if ran.adjusts:
+        logits = shaped(form, rows, scope, own, logits)
+    values, positions, counts = form.read_by(index, rows, logits, own)
     return Given(scope, sampling, values, positions, counts, first, states, ran.drafter)
 
 

@@ -17,11 +17,13 @@ from torch.nn import functional
 
 from fsm_spec.executor.block import Layout
 from fsm_spec.executor.cache import PagedCache
+from fsm_spec.executor.device.control import NO_WISHES, Wishes, tokens_ahead
 from fsm_spec.executor.device.operators import Ran, run_operators
 from fsm_spec.executor.device.place import Place
 from fsm_spec.executor.device.results import Form, pack
 from fsm_spec.executor.device.rows import RowForm, Rows
 from fsm_spec.executor.device.scope import DeviceScope, namespace
+from fsm_spec.executor.device.scores import ScoredRows, ScoreForm, pack_scores, score_form
 from fsm_spec.executor.device.state import DeviceState
 from fsm_spec.executor.device.transition import Transition
 from fsm_spec.executor.device.weights import Weights
@@ -29,6 +31,7 @@ from fsm_spec.executor.drafting import DraftModel
 from fsm_spec.executor.models.drafter import ContextRows
 from fsm_spec.executor.models.rows import FixedRows
 from fsm_spec.kernels.fixed.attention import pack_mask
+from fsm_spec.plan import ForwardPlan
 from fsm_spec.table import Table
 
 
@@ -57,6 +60,9 @@ class _Member:
     results: Form
     reads: tuple[tuple[int, int] | Tensor | None, ...]
     """where the rows of each operator stand among those that give logits"""
+    judges: tuple[int, ...]
+    """the operators that read the target's laws of tokens to be emitted, where these are scored"""
+    scores: ScoreForm | None
 
 
 @dataclass(frozen=True)
@@ -70,12 +76,19 @@ class _Laid:
 
 
 class Phase:
-    """Run the requests of a batch that are in some states of a table, whose forwards are of one model."""
+    """Run the requests of a batch that are in some states of a table, whose forwards are of one model.
 
-    def __init__(self, table: Table, states: Sequence[str], machine: Machine) -> None:
+    `wishes` is what its requests ask for together.
+    """
+
+    def __init__(
+        self, table: Table, states: Sequence[str], machine: Machine, wishes: Wishes = NO_WISHES
+    ) -> None:
         self.table = table
         self.digest = table.digest
         self.states = tuple(states)
+        self.wishes = wishes
+        self.variant = wishes.name
         self.machine = machine
         self.device = machine.state.device
         plans = [table.forwards[table.state(name).forward or ""] for name in states]
@@ -92,7 +105,9 @@ class Phase:
         self.all_gated = all(layout.gated.all() for layout in layouts)
         self.gated = any(layout.gated.any() for layout in layouts)
         self.captures = bool(machine.capture) and any(layout.captures for layout in layouts)
-        self.results = [member.results for member in self.members]
+        self.results: list[Form | ScoreForm] = []
+        for member in self.members:
+            self.results += [member.results] if member.scores is None else [member.scores, member.results]
 
     def _member(self, name: str, layout: Layout, wanted: list[int]) -> _Member:
         machine, table = self.machine, self.table
@@ -110,9 +125,13 @@ class Phase:
         args = tuple(arg.name for arg in table.events[name].args)
         data = machine.cache.data if layout.plan.model is None else None
         transition = Transition(table, name, data)
-        return _Member(
-            table.codes[name], form, transition, Form(name, args, table.column_names), tuple(reads)
-        )
+        judges = _judges(layout.plan) if self.wishes.scores else ()
+        scores = None
+        if judges:
+            count = sum(len(layout.readers[index]) for index in judges)
+            scores = score_form(name, count, layout.plan.rows, machine.vocabulary)
+        results = Form(name, args, table.column_names)
+        return _Member(table.codes[name], form, transition, results, tuple(reads), judges, scores)
 
     def blank(self, size: int) -> Tensor:
         """Give a batch of nobody."""
@@ -136,10 +155,32 @@ class Phase:
             member = part.member
             drafter = None if self.drafter is None else self.drafter.model
             read = partial(self._read, member, logits)
-            args = run_operators(Ran(member.form, part.rows, part.scope, read, hidden, drafter))
+            ran = Ran(member.form, part.rows, part.scope, read, hidden, drafter, self.wishes.adjusts)
+            args = run_operators(ran)
+            if member.scores is not None:
+                packed.append(self._scored(part, member.scores, logits))
             moved = member.transition.apply(part.scope, args, part.alive, part.rows.slots)
             packed.append(pack(member.results, moved, args))
         return packed
+
+    def _scored(self, part: _Laid, form: ScoreForm, logits: Tensor) -> Tensor:
+        """Score the judging rows of a state, as the target gave their laws."""
+        member, rows, scope = part.member, part.rows, part.scope
+        own = torch.cat([member.form.readers[index] for index in member.judges])
+        given = [
+            scope.outputs[output.name]
+            for index in member.judges
+            for output in member.form.plan.operators[index].outputs
+            if output.kind == "token"
+        ]
+        known = torch.cat([rows.ids, *(tokens for tokens in given if isinstance(tokens, Tensor))], 1)
+        scored = ScoredRows(
+            torch.cat([self._read(member, logits, index) for index in member.judges], 1),
+            rows.live[:, own],
+            rows.positions[:, own] + member.form.ahead[own],
+            tokens_ahead(member.form, rows, scope, own),
+        )
+        return pack_scores(form, scored, known.unsqueeze(1).expand(-1, len(own), -1))
 
     @staticmethod
     def _read(member: _Member, logits: Tensor, operator: int) -> Tensor:
@@ -234,6 +275,14 @@ def _logit_rows(layout: Layout) -> list[int]:
     """List the rows of a plan whose logits an operator reads."""
     operators = zip(layout.plan.operators, layout.readers, strict=True)
     return [int(row) for operator, rows in operators if operator.op != "capture" for row in rows]
+
+
+def _judges(plan: ForwardPlan) -> tuple[int, ...]:
+    """List the operators whose rows give laws of tokens to be emitted."""
+    if plan.model is not None:
+        return ()
+    operators = enumerate(plan.operators)
+    return tuple(index for index, each in operators if each.rows and not each.draft and each.op != "capture")
 
 
 def _no_rows(lines: Tensor) -> Rows:

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fsm_spec import life_cycle
 from fsm_spec.engine import Chunk
+from fsm_spec.executor.device.control import NO_WISHES, Wishes, shaped_first
 from fsm_spec.executor.device.phase import Machine
 from fsm_spec.executor.device.results import Form, pack
 from fsm_spec.executor.device.scope import DeviceScope, namespace
+from fsm_spec.executor.device.scores import PROMPT, ScoredRows, ScoreForm, pack_scores, score_form
 from fsm_spec.executor.device.transition import Moved, Transition
 from fsm_spec.executor.models.drafter import ContextRows
 from fsm_spec.executor.models.rows import FixedRows
@@ -48,14 +50,20 @@ class Prefill:
             scope, {"hit": torch.zeros_like(lines, dtype=torch.int32)}, self._alive(scope, "wait")
         )
 
-    def run(self, chunk: Chunk, line: Tensor) -> Tensor | None:
-        """Run a chunk for the request in `line` int64 [1]; give the packed results of FIRST behind the last one."""
+    def run(
+        self, chunk: Chunk, line: Tensor, wishes: Wishes = NO_WISHES, *, scores_prompt: bool = False
+    ) -> list[tuple[Form | ScoreForm, Tensor]]:
+        """Run a chunk for the request in `line` int64 [1] -> packed results by their forms: of FIRST behind the last.
+
+        With `scores_prompt` the tokens of the text are scored, where the request wants that.
+        """
         unit = self.table.prefill_block
         stop = chunk.start + chunk.tokens
         start = chunk.start - chunk.start % unit
         samples = self.samples and chunk.last
         machine = self.machine
-        rows = self._rows(line, start, stop, unit, 0, 1 if samples else 0)
+        wanted = stop - start if scores_prompt else int(samples)
+        rows = self._rows(line, start, stop, unit, 0, wanted)
         scope = self._scope(line)
         alive = self._alive(scope, PREFILL)
         model = machine.weights.model
@@ -67,19 +75,38 @@ class Prefill:
             self._prefill_drafter(
                 name, chunk, line, None if hidden is None else hidden[chunk.start - start :]
             )
+        found: list[tuple[Form | ScoreForm, Tensor]] = []
+        if scores_prompt:
+            behind = (rows.positions + 1)[None]
+            text = machine.state.text.index_select(0, line).gather(1, behind)
+            found.append(self._scored(PROMPT, logits[None], behind, text))
         if not chunk.last:
             count = torch.full_like(line, chunk.tokens, dtype=torch.int32)
             self.chunk.apply(scope, {"n": count}, alive)
-            return None
+            return found
         if samples:
             where = torch.full((1, 1), stop, dtype=torch.int64, device=line.device)
+            last = logits[None, -1:]
+            law = shaped_first(scope, last, where) if wishes.adjusts else last
             sampling = machine.state.sampling_of(line)
-            token, _ = FIXED_OPERATORS["sample"](logits[None], sampling, where, Purpose.TARGET, "law")
+            token, _ = FIXED_OPERATORS["sample"](law, sampling, where, Purpose.TARGET, "law")
             scope.outputs[NEXT] = token
+            if wishes.scores:
+                found.append(self._scored(life_cycle.FIRST, last, where, token))
         if hidden is not None:
             scope.outputs[FEATURES] = hidden[None, -1:]
         moved: Moved = self.first.apply(scope, {}, alive)
-        return pack(self.results, moved, {})
+        found.append((self.results, pack(self.results, moved, {})))
+        return found
+
+    def _scored(
+        self, event: str, logits: Tensor, positions: Tensor, tokens: Tensor
+    ) -> tuple[ScoreForm, Tensor]:
+        """Score `tokens` [1, r] at `positions` [1, r] by logits [1, r, V]."""
+        none = torch.zeros(*positions.shape, 0, dtype=torch.int64, device=positions.device)
+        live = torch.ones_like(positions, dtype=torch.bool)
+        form = score_form(event, positions.shape[1], 0, logits.shape[2])
+        return form, pack_scores(form, ScoredRows(logits, live, positions, none), tokens.unsqueeze(2))
 
     def _scope(self, lines: Tensor) -> DeviceScope:
         machine = self.machine

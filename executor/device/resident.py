@@ -10,10 +10,11 @@ import torch
 from fsm_spec.engine import Engine
 from fsm_spec.errors import UserError
 from fsm_spec.executor.cache import PagedCache
+from fsm_spec.executor.device.control import refuse
 from fsm_spec.executor.device.overlap import OverlappedEngine
 from fsm_spec.executor.device.phase import Machine
 from fsm_spec.executor.device.place import Place, find_place, require_bytes
-from fsm_spec.executor.device.runner import DeviceRunner, refuse
+from fsm_spec.executor.device.runner import DeviceRunner
 from fsm_spec.executor.device.state import DeviceState, Sizes
 from fsm_spec.executor.device.weights import Weights, bytes_of, to_device
 from fsm_spec.executor.drafting import DraftModel, captured_layers
@@ -104,9 +105,9 @@ class Resident:
             raise UserError("a host that plans ahead is chosen at the start; start with that policy's lag")
 
     @staticmethod
-    def refuse(request: Request) -> None:
+    def refuse(request: Request, table: Table) -> None:
         """Raise UserError for a request that the device cannot run alone."""
-        refuse(request)
+        refuse(request, table)
 
 
 def resident_of(

@@ -20,6 +20,10 @@ class Form:
     args: tuple[str, ...]
     columns: tuple[str, ...]
 
+    def read(self, numbers: NDArray[np.int64], values: NDArray[np.int64]) -> Results:
+        """Read what `pack` laid out."""
+        return Results(self, numbers, values)
+
     @property
     def heads(self) -> int:
         """Count the numbers in front of the run."""

@@ -60,6 +60,7 @@ class RowForm:
         self.gated = place.constant(layout.gated)
         self.ahead = place.constant(layout.ahead)
         self.mask = place.constant(layout.plan.mask)
+        self.known = place.constant(layout.known)
         self.readers = [place.constant(reader) for reader in layout.readers]
         self.compact = [self._is_prefix(operator.rows) for operator in layout.plan.operators]
 
@@ -180,6 +181,14 @@ class RowForm:
             wide = order.view(*order.shape, *[1] * (values.dim() - 2)).expand_as(values)
             values = values.gather(1, wide)
         return values, positions, live.sum(1)
+
+    def sight(self, rows: Rows) -> Tensor:
+        """Tell which rows of its block a row sees, bool [n, R, R]."""
+        if self.plan.tree is None:
+            return rows.mask
+        # Nodes of earlier forwards stand in front of the block's slots.
+        column = (rows.slots - rows.block[:, :1]).clamp(0, rows.mask.shape[2] - 1)
+        return rows.mask.gather(2, column.unsqueeze(1).expand(-1, self.rows, -1)) & rows.live.unsqueeze(1)
 
     def first_ids(self, operator: int, rows: Rows) -> Tensor:
         """Give the input id of the first live row that an operator reads, int64 [n]."""

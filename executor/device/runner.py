@@ -17,13 +17,15 @@ from torch import Tensor
 
 from fsm_spec import life_cycle
 from fsm_spec.engine import Args, Chunk, Launch
-from fsm_spec.errors import FsmSpecError, UserError
+from fsm_spec.errors import FsmSpecError
+from fsm_spec.executor.device.control import NO_WISHES, Wishes, numbers_of, refuse, wishes_of
 from fsm_spec.executor.device.graphs import Graphs, Progress, buckets
 from fsm_spec.executor.device.levels import levels_of
-from fsm_spec.executor.device.mailbox import Mailbox, Opening, require_room, row_width
+from fsm_spec.executor.device.mailbox import Mailbox, Opening, row_width
 from fsm_spec.executor.device.phase import Machine, Phase
 from fsm_spec.executor.device.prefill import Prefill
 from fsm_spec.executor.device.results import Form, Results
+from fsm_spec.executor.device.scores import PROMPT, Scored, ScoreForm
 from fsm_spec.executor.request import Request
 from fsm_spec.language import expression
 from fsm_spec.step import Columns, Step, evaluate
@@ -41,19 +43,20 @@ class DeviceDiverged(FsmSpecError):
 class Ticket:
     """Hold what a launch will say: the form and the requests of each part, and the copy that brings it."""
 
-    parts: list[tuple[Form, Numbers, int]]
+    parts: list[tuple[Form | ScoreForm, Numbers, int]]
     """form, requests, and places of the batch"""
     wait: Callable[[], Numbers] | None
 
-    def results(self) -> list[Results]:
+    def results(self) -> list[Results | Scored]:
         """Wait for the copy, and give the results of each part."""
         if self.wait is None:
             return []
         values = self.wait()
-        found, at = [], 0
+        found: list[Results | Scored] = []
+        at = 0
         for form, numbers, shape in self.parts:
             width = shape // len(numbers)
-            found.append(Results(form, numbers, values[at : at + shape].reshape(len(numbers), width)))
+            found.append(form.read(numbers, values[at : at + shape].reshape(len(numbers), width)))
             at += shape
         return found
 
@@ -86,10 +89,15 @@ class DeviceRunner:
         self._pages: dict[int, int] = {}
         self._admitted: list[int] = []
         self._texts: list[int] = []
-        self._phases: dict[tuple[str, tuple[str, ...]], Phase] = {}
+        self._phases: dict[tuple[str, tuple[str, ...], Wishes], Phase] = {}
         self._prefills: dict[str, Prefill] = {}
         self._results: dict[str, Results] = {}
         self._firsts: dict[int, Results] = {}
+        # Scored rows by event, those behind prefills by request.
+        self._scored: dict[str | int, Scored] = {}
+        # What newcomers ask of their logits, by line; and lines that were not left neutral.
+        self._controls: list[tuple[int, Numbers]] = []
+        self._shaped: set[int] = set()
         self.use(tiers.largest)
 
     def use(self, table: Table) -> None:
@@ -104,14 +112,14 @@ class DeviceRunner:
         with torch.inference_mode():
             self.graphs.capture_all([self._opening, *self.phases()], progress)
 
-    def phases(self) -> list[Phase]:
+    def phases(self, wishes: Wishes = NO_WISHES) -> list[Phase]:
         """List the phases of all tiers: each state alone, and those of the target that a launch may meet together."""
         found: dict[tuple[str, tuple[str, ...]], Phase] = {}
         for table in self.tiers.distinct:
             singles = [(state.name,) for state in table.states if state.forward is not None]
             joined = [each for level in levels_of(table) for each in level]
             for states in (*singles, *joined):
-                found[table.digest, states] = self._phase(table, states)
+                found[table.digest, states] = self._phase(table, states, wishes)
         return list(found.values())
 
     # Requests --------------------------------------------------------------------------------------------------
@@ -119,9 +127,9 @@ class DeviceRunner:
     def add(self, number: int, request: Request) -> None:
         """Make a request known under the number that the engine gave it.
 
-        Raises UserError for one whose logits the host would have to change between two forwards.
+        Raises UserError for one that asks for what the device cannot hold.
         """
-        refuse(request)
+        refuse(request, self.table)
         self.requests[number] = request
 
     def resize(self, request: int, pages: int) -> None:
@@ -145,6 +153,11 @@ class DeviceRunner:
         entry.columns = before if self.prefill.admits_here else after
         self._admitted.append(line)
         self._texts.append(number)
+        neutral = entry.request.controls.neutral
+        if not neutral or line in self._shaped:
+            machine = self.machine
+            self._controls.append((line, numbers_of(entry.request, machine.vocabulary, machine.mask_id)))
+            (self._shaped.discard if neutral else self._shaped.add)(line)
 
     def _leave(self, number: int, *, known: bool) -> None:
         """Free a request's line; one that is not `known` any more is forgotten."""
@@ -197,9 +210,9 @@ class DeviceRunner:
         riding = np.array([self._lines[chunk.request] for chunk in chunks], np.int64)
         with torch.inference_mode():
             rest = self._send([*lines, riding])
-            outputs: list[tuple[Form, Numbers, Tensor]] = []
+            outputs: list[tuple[Form | ScoreForm, Numbers, Tensor]] = []
             for (states, numbers), placed in zip(batches, rest[:-1], strict=True):
-                phase = self._phase(self.table, states)
+                phase = self._phase(self.table, states, self._wishes(numbers))
                 self.forwards += phase.height > 0 and phase.drafter is None
                 packed = self.graphs.run(phase, placed)
                 outputs += [
@@ -212,15 +225,24 @@ class DeviceRunner:
             wait = self.place.download(torch.cat([packed for _, _, packed in outputs]))
         return Ticket([(form, numbers, packed.numel()) for form, numbers, packed in outputs], wait)
 
-    def _prefilled(self, chunks: Sequence[Chunk], lines: Tensor) -> list[tuple[Form, Numbers, Tensor]]:
-        """Run prefill chunks; give the results of those that were the last of their texts."""
+    def _wishes(self, numbers: Numbers) -> Wishes:
+        return wishes_of([self.requests[number] for number in numbers.tolist()])
+
+    def _prefilled(
+        self, chunks: Sequence[Chunk], lines: Tensor
+    ) -> list[tuple[Form | ScoreForm, Numbers, Tensor]]:
+        """Run prefill chunks; give the results of those that were the last of their texts, and scores."""
         assert self.prefill is not None
         outputs = []
         for index, chunk in enumerate(chunks):
-            packed = self.prefill.run(chunk, lines[index : index + 1])
+            number = np.array([chunk.request])
+            scores = self.requests[chunk.request].scores
+            prompt = scores is not None and scores.wants_prompt
+            found = self.prefill.run(
+                chunk, lines[index : index + 1], self._wishes(number), scores_prompt=prompt
+            )
             self.forwards += 1
-            if packed is not None:
-                outputs.append((self.prefill.results, np.array([chunk.request]), packed.flatten()))
+            outputs += [(form, number, packed.flatten()) for form, packed in found]
         return outputs
 
     def receive(self, ticket: Ticket) -> Iterator[Results]:
@@ -229,6 +251,9 @@ class DeviceRunner:
         While one is given, `stops` and `settle` answer for it.
         """
         for results in ticket.results():
+            if isinstance(results, Scored):
+                self._hear(results)
+                continue
             found = results.take(np.flatnonzero(results.alive))
             if results.form.event == life_cycle.FIRST:
                 if len(found.numbers):
@@ -237,13 +262,26 @@ class DeviceRunner:
                 self._results[results.form.event] = found
             yield found
 
+    def _hear(self, scored: Scored) -> None:
+        """Keep scored rows until their event is followed; those of a prompt have none."""
+        number = int(scored.numbers[0])
+        if scored.form.event != PROMPT:
+            self._scored[number if scored.form.event == life_cycle.FIRST else scored.form.event] = scored
+            return
+        request = self.requests[number]
+        assert request.scores is not None, "a prompt is scored for whoever wants it"
+        found = list(scored.of(number))
+        request.scores.know_prompt(
+            found[0][0] - 1, request.text[: request.prompt], [row for *_, row in found]
+        )
+
     def _plan_model(self, state: str) -> str | None:
         return self.table.forwards[self.table.state(state).forward or ""].model
 
-    def _phase(self, table: Table, states: tuple[str, ...]) -> Phase:
-        key = (table.digest, states)
+    def _phase(self, table: Table, states: tuple[str, ...], wishes: Wishes) -> Phase:
+        key = (table.digest, states, wishes)
         if key not in self._phases:
-            self._phases[key] = Phase(table, states, self.machine)
+            self._phases[key] = Phase(table, states, self.machine, wishes)
         return self._phases[key]
 
     def _padded(self, numbers: Numbers) -> Numbers:
@@ -258,20 +296,25 @@ class DeviceRunner:
         mail = self._mail.pack(self.state, rows)
         texts = [self.requests[number].text for number in self._texts]
         admitted = np.array(self._admitted, np.int64)
-        parts = [mail.reshape(-1), *texts, admitted, *more]
+        controls = [numbers for _, numbers in self._controls]
+        parts = [mail.reshape(-1), *texts, admitted, *controls, *more]
         sent = self.place.upload(np.concatenate(parts))
         pieces = list(sent.split([len(part) for part in parts]))
         if rows:
             self.graphs.run(self._opening, pieces[0].view(rows, row_width(self.state)))
         for line, text in zip(self._admitted, pieces[1 : 1 + len(texts)], strict=True):
             self.state.text[line, : len(text)].copy_(text)
+        first = 2 + len(texts)
+        for (line, _), numbers in zip(self._controls, pieces[first : first + len(controls)], strict=True):
+            self.state.put_controls(line, numbers)
         assert self.prefill is not None
         if len(admitted) and self.prefill.admits_here:
             self.prefill.begin(pieces[1 + len(texts)])
         self._mail.entries.clear()
         self._admitted.clear()
         self._texts.clear()
-        return pieces[2 + len(texts) :]
+        self._controls.clear()
+        return pieces[first + len(controls) :]
 
     # Transitions -----------------------------------------------------------------------------------------------
 
@@ -317,6 +360,10 @@ class DeviceRunner:
         for member, number in enumerate(requests.tolist()):
             request = self.requests[number]
             emitted = int(done.emitted[member]) if self.table.events[event].emits else 0
+            scored = self._scored.get(number if event == life_cycle.FIRST else event)
+            if request.scores is not None and scored is not None:
+                for row in scored.of(number):
+                    request.scores.know(*row)
             if emitted:
                 request.append(results.run[member, :emitted])
             if event != life_cycle.FIRST:
@@ -326,6 +373,7 @@ class DeviceRunner:
                 request.rounds += bool(ended[member]) or state.round
             else:
                 self._firsts.pop(number)
+                self._scored.pop(number, None)
             if ended[member]:
                 self._leave(number, known=False)
 
@@ -367,24 +415,8 @@ class DeviceRunner:
         return 0 if line is None else int(self.state.held[line])
 
 
-def refuse(request: Request) -> None:
-    """Raise UserError for a request that the device cannot run alone."""
-    require_room(request)
-    controls = request.controls
-    if controls.grammar is not None:
-        raise UserError(
-            "a grammar is followed by the host between two forwards, and the resident runner runs without it; "
-            "run without --resident, or drop the grammar"
-        )
-    if request.controlled:
-        raise UserError(
-            "penalties, logit bias, min_tokens and logprobs are computed by the host between two forwards, and the "
-            "resident runner runs without it; run without --resident, or drop them"
-        )
-
-
 def _line(columns: Columns, member: int) -> dict[str, int]:
     return {name: int(values[member]) for name, values in columns.items()}
 
 
-__all__ = ["WAIT", "DeviceDiverged", "DeviceRunner", "Ticket", "refuse"]
+__all__ = ["WAIT", "DeviceDiverged", "DeviceRunner", "Ticket"]

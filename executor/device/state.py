@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fsm_spec.executor.carry import EMPTY
+from fsm_spec.kernels.fixed.adjust import AdjustColumns
 from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.fixed.pages import resize_pages
 from fsm_spec.kernels.tree import NO_NODE, Tree
@@ -22,6 +23,8 @@ from fsm_spec.table import END, CarryPlan, Table
 NO_STOP_ID = -3
 # Stop tokens that a request may have; a model has a few end tokens, a user adds a few.
 STOP_IDS = 16
+# Tokens whose logits a request may bias: what the server takes.
+BIAS_IDS = 1024
 TREE_PARTS = ("tokens", "parents", "depths", "scores", "count")
 
 
@@ -71,6 +74,15 @@ class DeviceState:
             seeds=self._full((), 0, torch.int64),
         )
         self.stop_ids = self._full((STOP_IDS,), NO_STOP_ID, torch.int64)
+        self.controls = AdjustColumns(
+            presence=self._full((), 0.0, torch.float64),
+            frequency=self._full((), 0.0, torch.float64),
+            repetition=self._full((), 1.0, torch.float64),
+            bias_ids=self._full((BIAS_IDS,), 0, torch.int64),
+            bias=self._full((BIAS_IDS,), 0.0, torch.float64),
+        )
+        # Tokens before which no stop token is emitted.
+        self.least = self._full((), 0, torch.int64)
 
     def _full(self, shape: tuple[int, ...], value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((self.sizes.lines + 2, *shape), value, dtype=dtype, device=self.device)
@@ -98,6 +110,19 @@ class DeviceState:
         """Read the sampling parameters and seeds of some lines."""
         return SamplingColumns(*(column.index_select(0, lines) for column in self.sampling))
 
+    def controls_of(self, lines: Tensor) -> AdjustColumns:
+        """Read the adjustments of some lines."""
+        return AdjustColumns(*(column.index_select(0, lines) for column in self.controls))
+
+    def put_controls(self, line: int, numbers: Tensor) -> None:
+        """Write what the request of a line asks of its logits: int64 [4 + 2 * BIAS_IDS], reals by their bits."""
+        heads, ids, values = numbers[:4], numbers[4 : 4 + BIAS_IDS], numbers[4 + BIAS_IDS :]
+        for place, column in enumerate(self.controls[:3]):
+            column[line].copy_(heads[place : place + 1].view(torch.float64)[0])
+        self.least[line].copy_(heads[3])
+        self.controls.bias_ids[line].copy_(ids)
+        self.controls.bias[line].copy_(values.view(torch.float64))
+
     def tree_of(self, name: str, lines: Tensor) -> Tree:
         """Read the trees of some lines."""
         tree = self.trees[name]
@@ -117,7 +142,16 @@ class DeviceState:
         """Count the bytes of all tensors."""
         trees = [getattr(tree, part) for tree in self.trees.values() for part in TREE_PARTS]
         held = [*self.columns.values(), *self.tokens.values(), *self.wide.values(), *trees, *self.sampling]
-        held += [self.text, self.block_table, self.held, self.free, self.free_count, self.stop_ids]
+        held += [
+            *self.controls,
+            self.least,
+            self.text,
+            self.block_table,
+            self.held,
+            self.free,
+            self.free_count,
+            self.stop_ids,
+        ]
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     # Pages -----------------------------------------------------------------------------------------------------

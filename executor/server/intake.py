@@ -24,14 +24,6 @@ from fsm_spec.kernels.law import SamplingParams
 
 # OpenAI's default for completions; a chat runs as long as the context has room.
 COMPLETION_TOKENS = 16
-# Parameters whose work is the host's, with the values at which there is none.
-_HOSTS: dict[str, Any] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "logit_bias": {},
-    "min_tokens": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -189,10 +181,6 @@ def _options(request: SamplingRequest, served: Served, logprobs: int | None) -> 
     """Give how all choices of a request are sampled, and where they end."""
     if logprobs is not None:
         served.require_order("logprobs")
-        served.require_host("logprobs")
-    for name, neutral in _HOSTS.items():
-        if getattr(request, name) not in (None, neutral):
-            served.require_host(name)
     temperature = 1.0 if request.temperature is None else request.temperature
     sampling = SamplingParams(
         temperature,

@@ -14,7 +14,9 @@ from torch import Tensor
 from fsm_spec.compile import compile_table
 from fsm_spec.engine import Chunk
 from fsm_spec.executor.adapter import random_adapter
+from fsm_spec.executor.control import reads_in_order
 from fsm_spec.executor.device import resident
+from fsm_spec.executor.device.control import Wishes
 from fsm_spec.executor.device.mailbox import Opening
 from fsm_spec.executor.device.place import CpuPlace
 from fsm_spec.executor.device.resident import Resident
@@ -86,8 +88,10 @@ def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch)
             packed = phase(lines)
             assert [LINES] * len(packed) == [len(each) for each in packed]
         assert runner.prefill is not None
-        first = runner.prefill.run(Chunk(0, 0, 4, last=True), lines[:1])
-        assert first is not None
-        assert "cuda" == first.device.type
+        asked = Wishes(adjusts=True, scores=reads_in_order(table))
+        for phase in runner.phases(asked):
+            assert {LINES} == {len(each) for each in phase(lines)}
+        found = runner.prefill.run(Chunk(0, 0, 4, last=True), lines[:1], asked, scores_prompt=asked.scores)
+        assert {"cuda"} == {packed.device.type for _, packed in found}
         runner.prefill.run(Chunk(0, 0, 4, last=False), lines[:1])
         runner.prefill.begin(lines)

@@ -11,6 +11,7 @@ from fsm_spec.executor.device.place import CpuPlace, find_place, require_bytes
 from fsm_spec.executor.device.resident import Resident, resident_of
 from fsm_spec.executor.device.weights import bytes_of, moved
 from fsm_spec.executor.generate import Options, Session
+from fsm_spec.executor.grammar import Grammar
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.request import Controls
 from fsm_spec.kernels.adjust import Adjustment
@@ -88,9 +89,9 @@ def test_the_options_choose_a_runner() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (Options(controls=Controls(Adjustment(presence=1.0))), "penalties, logit bias"),
-        (Options(controls=Controls(min_tokens=2)), "min_tokens"),
-        (Options(logprobs=1), "logprobs"),
+        (Options(controls=Controls(Adjustment(bias=((1, 1.0),) * 1025))), "a bias for 1025 tokens"),
+        (Options(logprobs=21), "the 21 most probable tokens"),
+        (Options(controls=Controls(grammar=Grammar(None, 8, [1]))), "a grammar is followed by the host"),
         (Options(stop_ids=tuple(range(17))), "17 stop tokens"),
     ],
 )
@@ -103,6 +104,16 @@ def test_wishes_that_the_host_fulfils_are_refused_before_they_queue(options: Opt
     number = run.add([1, 2, 3], Options(3))
     run.run()
     assert 3 == len(run.result(number).token_ids)
+
+
+def test_logprobs_of_a_spec_that_fills_in_any_order_are_refused() -> None:
+    """A token there has no text before it that its law was taken for."""
+    table = compile_table(load("sdar").spec, {})
+    run = Session(
+        table, tiny_model(), pool=Pool(40, 8), policy=Policy(max_running=1), resident=Resident(CpuPlace())
+    )
+    with pytest.raises(UserError, match="sdar fills places in any order"):
+        run.add([1, 2, 3], Options(logprobs=1))
 
 
 def test_a_policy_beyond_the_lines_is_refused() -> None:

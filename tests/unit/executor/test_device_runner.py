@@ -14,15 +14,19 @@ from shipped_specs import SPECS, sizes
 from fsm_spec.compile import compile_table
 from fsm_spec.engine import Engine
 from fsm_spec.executor.adapter import random_adapter
+from fsm_spec.executor.control import reads_in_order
 from fsm_spec.executor.device.overlap import OverlappedEngine
 from fsm_spec.executor.device.place import CpuPlace
 from fsm_spec.executor.device.resident import Resident
 from fsm_spec.executor.device.runner import DeviceRunner
 from fsm_spec.executor.generate import Options, Result, Session, pool_for, trace_header
+from fsm_spec.executor.logprobs import TokenLogprob
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.executor.request import Controls
 from fsm_spec.executor.server.meter import Meter
+from fsm_spec.kernels.adjust import Adjustment
 from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.load import load
 from fsm_spec.policy import Plan, Policy, Pool
@@ -34,6 +38,12 @@ from fsm_spec.trace import TraceWriter
 TOKENS = 8
 # One greedy request and two that sample, in one batch; a stop token ends some of them early.
 SAMPLING = (SamplingParams(), SamplingParams(0.9, 12, 0.95), SamplingParams(1.1, min_p=0.02))
+# What the first and the last ask of their laws; the one between pays nothing for it, and its tokens stay what they are.
+CONTROLS = (
+    Controls(Adjustment(0.4, 0.3, 1.3)),
+    Controls(),
+    Controls(Adjustment(bias=((7, 3.0), (9, -2.0))), 4),
+)
 POLICY = Policy(max_running=3)
 # The iteration in which the youngest request gives its pages back.
 PREEMPTS = 1
@@ -46,6 +56,11 @@ class Ran:
     session: Session
     results: list[Result]
     records: list[dict[str, Any]]
+
+    def scores(self) -> list[TokenLogprob]:
+        """Give the log-probabilities of the last request and of its prompt; none where it has none."""
+        found = self.session.request(len(self.results) - 1).scores
+        return [] if found is None else [*found.prompt, *found.tokens]
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +123,19 @@ def run(
     """Run prompts together, with the pages of engine and device held to each other after every iteration."""
     pool = pool or Pool(len(texts) * pool_for(table, max(map(len, texts)), TOKENS, 4, policy).pages, 4)
     session, records = session_of(table, model, resident, policy, pool)
-    numbers = [
-        session.add(text, Options(TOKENS, SAMPLING[index % 3], 7 + index, stop_ids=stop_ids))
-        for index, text in enumerate(texts)
-    ]
+    numbers = []
+    for index, text in enumerate(texts):
+        scored = index % 3 == 2 and reads_in_order(table)
+        options = Options(
+            TOKENS,
+            SAMPLING[index % 3],
+            7 + index,
+            stop_ids=stop_ids,
+            controls=CONTROLS[index % 3],
+            logprobs=3 if scored else None,
+            prompt_logprobs=scored,
+        )
+        numbers.append(session.add(text, options))
     session.engine.planner = preempting
     steps = 0
     while session.has_work:
@@ -128,6 +152,14 @@ def run(
     return Ran(session, [session.result(number) for number in numbers], records)
 
 
+def assert_same_scores(expected: list[TokenLogprob], found: list[TokenLogprob]) -> None:
+    """Hold tokens and their log-probabilities to each other; sums of another order differ by little."""
+    assert [each.token for each in expected] == [each.token for each in found]
+    for mine, theirs in zip(expected, found, strict=True):
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+        assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+
+
 @pytest.mark.parametrize("spec", sorted(SPECS))
 def test_every_shipped_spec_runs_resident_and_gives_the_same(spec: str, model: Transformer) -> None:
     """Rows, masks, operators, carries, moves and pages of every spec, alone and after preemptions."""
@@ -135,6 +167,8 @@ def test_every_shipped_spec_runs_resident_and_gives_the_same(spec: str, model: T
     expected, found = run(table, model, None), run(table, model, Resident(CpuPlace()))
     assert expected.results == found.results
     assert expected.records == found.records
+    assert_same_scores(expected.scores(), found.scores())
+    assert reads_in_order(table) == bool(found.scores())
     assert any(record.get("event") == "preempt" for record in found.records)
 
 
@@ -149,6 +183,7 @@ def test_a_host_that_plans_ahead_gives_the_same_tokens(spec: str, model: Transfo
     lag = POLICY.model_copy(update={"lag": 1})
     expected, found = run(table, model, None), run(table, model, Resident(CpuPlace()), policy=lag)
     assert expected.results == found.results
+    assert_same_scores(expected.scores(), found.scores())
     assert isinstance(found.session.engine, OverlappedEngine)
 
 
