@@ -20,6 +20,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.executor.models import architectures as names
 from fsm_spec.executor.models.config import ModelConfig, read_json
 from fsm_spec.executor.models.json_numbers import NumberReader
+from fsm_spec.executor.models.weights import require_finite
 
 _SETTINGS = "adapter_config.json"
 _KEY = re.compile(
@@ -138,7 +139,8 @@ def _pairs(folder: Path, config: ModelConfig) -> dict[tuple[int, str], dict[str,
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (the file is no mapping)
                 layer, module, half = _target(key, config, path)
-                pairs.setdefault((layer, module), {})[half] = file.get_tensor(key)
+                pairs.setdefault((layer, module), {})[half] = tensor = file.get_tensor(key)
+                require_finite(key, tensor)
     except (OSError, SafetensorError) as error:
         raise UserError(f'cannot read "{path}": {error}; save the adapter again.') from None
     if not pairs:

@@ -93,7 +93,7 @@ def execute(run: Run) -> None:
         refuse_drafters(table)
     with _trace_file(run.trace) as trace_file:
         from fsm_spec.executor.device.resident import resident_of
-        from fsm_spec.executor.generate import Session, context_limit, pool_for, trace_header
+        from fsm_spec.executor.generate import FAULT, NOT_FINITE, Session, context_limit, pool_for, trace_header
 
         resident = resident_of(
             run.device,
@@ -138,6 +138,8 @@ def execute(run: Run) -> None:
         first = watch.follow(number)
         ended = time.perf_counter()
     result = session.result(number)
+    if result.finish_reason == FAULT:
+        raise UserError(NOT_FINITE)
     measured = {
         "seconds": ended - ready,
         "load_s": ready - started,

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 
 # Ids looked at for a special token: models put theirs at the start or at the end of the vocabulary.
 _FIRST_IDS, _LAST_IDS = 32, 512
+# The finish reason of a request whose logits were no numbers, and what is said of it.
+FAULT = "error"
+NOT_FINITE = (
+    "the model's logits became NaN for this text: its numbers overflow; try --dtype float32, or another checkpoint"
+)
 
 
 class CausalModel(Protocol):
@@ -300,11 +305,23 @@ class Session:
             raise PoolExhausted(
                 "all requests wait for KV pages that only they could return; use the policy holdback or reserve"
             )
-        return self._read(report)
+        faulty = self._end_faulty(report)
+        return self._read(report) | dict.fromkeys(faulty, "")
+
+    def _end_faulty(self, report: Iteration) -> set[int]:
+        """End the requests whose logits were no numbers; gives who they are."""
+        if not isinstance(self.runner, Runner) or not self.runner.faulty:
+            return set()
+        faulty, self.runner.faulty = self.runner.faulty, set()
+        for number in faulty:
+            self._streams[number].reason = FAULT
+            if number not in report.finished:
+                self.engine.abort(number)
+        return faulty
 
     def _read(self, report: Iteration) -> dict[int, str]:
         """Decode new tokens, look for stop strings, and note who ended."""
-        texts = {number: self._decode(number) for number in report.emitted}
+        texts = {number: self._decode(number) for number in report.emitted if not self.done(number)}
         for number in report.finished:
             stream = self._streams[number]
             if not stream.reason:

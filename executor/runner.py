@@ -7,6 +7,7 @@ block tables the allocator's (`cache.py`), text and counts the request's (`reque
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -97,6 +98,8 @@ class Runner:
         self.operators = operators or Operators(CounterChooser())
         self.requests: dict[int, Request] = {}
         self.prefixes: PrefixCache | None = None
+        # Requests whose logits were no numbers, until the session asks for them.
+        self.faulty: set[int] = set()
         self.carries = Carries(carry or table.carry)
         self.forwards = 0
         self._no_logits = torch.zeros(0, vocabulary)
@@ -143,6 +146,7 @@ class Runner:
         # Entering the mode costs as much as a few operations, so once a launch and only where a model runs.
         with torch.inference_mode():
             ran: dict[str | None, Ran] = {None: self._run_target(batches[None], blocks, chunks)}
+            self._note_faults(ran[None].logits, batches[None], launch, blocks)
             for name in self.table.models:
                 hidden = ran[None].hidden
                 for chunk, stop, _ in chunks:
@@ -167,6 +171,28 @@ class Runner:
             if chunk.last:
                 self._states[chunk.request] = ran.hidden[stop - 1 : stop].clone()
         return ran
+
+    def _note_faults(
+        self, logits: torch.Tensor, batch: Batch, launch: Launch, blocks: Sequence[Block]
+    ) -> None:
+        """Note the requests whose logits are no numbers, and let their rows read zeros until they end.
+
+        A stream that is not finite gives NaN in every column behind the final norm, so one column tells.
+        """
+        if not math.isnan(float(logits[:, 0].sum())):
+            return
+        owners = [
+            number
+            for group, block in zip(launch.groups, blocks, strict=True)
+            if block.layout.plan.model is None and block.layout.plan.rows
+            for number in group.requests.tolist()
+        ]
+        owners += [chunk.request for chunk in launch.chunks]
+        bad = logits[:, 0].isnan().nonzero().view(-1)
+        rows = np.concatenate(batch.wanted)[bad.numpy()]
+        members = np.searchsorted(np.array(batch.row_start), rows, "right") - 1
+        self.faulty |= {owners[member] for member in members.tolist()}
+        logits[bad] = 0
 
     def _operate(
         self,

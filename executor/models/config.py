@@ -92,11 +92,11 @@ def parse_config(published: dict[str, Any], generation: dict[str, Any], where: s
     """Translate the keys of a published config.json; `where` names it in errors."""
     reader = NumberReader(published, where)
     architecture = find_architecture(published, where)
-    if published.get("hidden_act", "silu") != "silu" or published.get("mlp_bias"):
+    if published.get("hidden_act", "silu") != "silu" or reader.flag("mlp_bias"):
         raise UserError(
             f"{where}: only SwiGLU feed-forward layers without bias are supported; use another model."
         )
-    bias = bool(published.get("attention_bias"))
+    bias = reader.flag("attention_bias")
     hidden, heads = reader.count("hidden_size"), reader.count("num_attention_heads")
     kv_heads = reader.count("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -125,12 +125,12 @@ def parse_config(published: dict[str, Any], generation: dict[str, Any], where: s
         qk_norm=architecture.qk_norm,
         qkv_bias=architecture.qkv_bias or bias,
         output_bias=bias,
-        tied=bool(published.get("tie_word_embeddings", False)),
+        tied=reader.flag("tie_word_embeddings"),
         experts=experts,
-        block_size=None if published.get("block_size") is None else reader.count("block_size"),
-        mask_token_id=_token(published.get("mask_token_id")),
-        bos_token_id=_token(published.get("bos_token_id")),
-        eos_token_ids=_tokens(generation.get("eos_token_id", published.get("eos_token_id"))),
+        block_size=reader.optional_count("block_size"),
+        mask_token_id=reader.token("mask_token_id"),
+        bos_token_id=reader.token("bos_token_id"),
+        eos_token_ids=_end_tokens(reader, generation),
     )
 
 
@@ -139,9 +139,9 @@ def find_architecture(published: dict[str, Any], where: str) -> Architecture:
     names = published.get("architectures") or []
     model_type = published.get("model_type")
     for name in names if isinstance(names, list) else []:
-        if name in BY_NAME:
+        if isinstance(name, str) and name in BY_NAME:
             return BY_NAME[name]
-    if not names and model_type in BY_MODEL_TYPE:
+    if not names and isinstance(model_type, str) and model_type in BY_MODEL_TYPE:
         return BY_MODEL_TYPE[model_type]
     known = ", ".join(BY_NAME)
     raise UserError(f"{where}: architecture {json.dumps(names or model_type)} is unknown; known are {known}.")
@@ -158,15 +158,13 @@ def _experts(reader: NumberReader, layers: int) -> Experts:
         )
     dense = reader.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(index) is int for index in dense):
-        raise UserError(
-            f'{reader.where}: "mlp_only_layers" has to be a list of layer numbers, not {json.dumps(dense)}.'
-        )
+        raise reader.refuse("mlp_only_layers", "a list of layer numbers")
     step = reader.count("decoder_sparse_step", 1)
     return Experts(
         count,
         per_token,
         ffn=reader.count("moe_intermediate_size"),
-        normalised=bool(reader.values.get("norm_topk_prob", False)),
+        normalised=reader.flag("norm_topk_prob"),
         layers=frozenset(range(step - 1, layers, step)) - frozenset(dense),
     )
 
@@ -174,18 +172,11 @@ def _experts(reader: NumberReader, layers: int) -> Experts:
 def _context(reader: NumberReader) -> int:
     """Read the context length, cut to the window of models with sliding attention, inside which both are equal."""
     context = reader.count("max_position_embeddings")
-    window = reader.values.get("sliding_window")
-    if isinstance(window, int) and reader.values.get("use_sliding_window", True):
-        return min(context, window)
-    return context
+    window, used = reader.optional_count("sliding_window"), reader.flag("use_sliding_window", default=True)
+    return context if window is None or not used else min(context, window)
 
 
-def _token(value: object) -> int | None:
-    """Read one token id; configs write null, or a negative number, for none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _tokens(value: object) -> tuple[int, ...]:
-    """Read one token id or a list of them."""
-    ids = [_token(item) for item in (value if isinstance(value, list) else [value])]
-    return tuple(item for item in ids if item is not None)
+def _end_tokens(reader: NumberReader, generation: dict[str, Any]) -> tuple[int, ...]:
+    """Read the tokens that end a text; generation_config.json, where it names them, wins."""
+    named = NumberReader(generation, reader.where.replace("config.json", "generation_config.json"))
+    return (named if "eos_token_id" in generation else reader).tokens("eos_token_id")

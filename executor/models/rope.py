@@ -40,14 +40,18 @@ def read_rope(reader: NumberReader) -> tuple[float, RopeScaling | None]:
 
     Raises UserError for a kind of scaling that is not known.
     """
-    nested = reader.values.get("rope_parameters")
-    if isinstance(nested, dict):
+    nested = reader.object("rope_parameters")
+    if nested is not None:
+        if any(isinstance(value, dict) for value in nested.values()):
+            raise UserError(
+                f'{reader.where}: "rope_parameters" that differ by kind of layer are not supported; use another model.'
+            )
         reader = NumberReader({**reader.values, "rope_scaling": nested, **nested}, reader.where)
     theta = reader.number("rope_theta", 10000.0)
     if reader.number("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(f"{reader.where}: a partial rotary embedding is not supported; use another model.")
-    scaling = reader.values.get("rope_scaling")
-    if not isinstance(scaling, dict):
+    scaling = reader.object("rope_scaling")
+    if scaling is None:
         return theta, None
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     values = NumberReader(scaling, reader.where)
@@ -84,7 +88,7 @@ def _yarn(values: NumberReader, outer: NumberReader) -> RopeScaling:
         original_context=original,
         beta_fast=values.number("beta_fast", 32.0),
         beta_slow=values.number("beta_slow", 1.0),
-        whole_turns=bool(values.values.get("truncate", True)),
+        whole_turns=values.flag("truncate", default=True),
         attention_factor=values.number("attention_factor", _attention_factor(values, factor)),
         query_beta=beta,
     )

@@ -50,6 +50,16 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def require_finite(name: str, tensor: Tensor) -> None:
+    """Raise UserError for a weight that holds NaN or infinity: all that it touches would be noise."""
+    # Extremes carry NaN on, and cost a tenth of `isfinite` of each number.
+    if tensor.numel() and not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor)):
+        raise UserError(
+            f'weight "{name}" holds numbers that are not finite; its file is damaged, or was saved after training had '
+            "diverged: fetch it again, or take another checkpoint."
+        )
+
+
 class WeightReader:
     """Read weights by name, check their shapes, fuse and convert them.
 
@@ -111,20 +121,26 @@ class WeightReader:
 
     def matrix(self, name: str, *shape: int) -> Tensor:
         """Read a weight in the dtype of matrix products."""
-        return self._read_real(name, shape).to(self.dtype)
+        return self._finite(name, self._read_real(name, shape).to(self.dtype))
 
     def norm(self, name: str, size: int) -> Norm:
         """Read the weight of a norm, which stays wide."""
-        weight = self._read_real(name, (size,)).double() * math.sqrt(size)
+        weight = self._finite(name, self._read_real(name, (size,)).double()) * math.sqrt(size)
         return Norm(weight.to(self.wide), torch.tensor(math.sqrt(size * self.rms_eps), dtype=self.wide))
 
     def bias(self, name: str, size: int) -> Tensor:
         """Read a bias in the dtype of matrix products."""
-        return self._read_real(f"{name}.bias", (size,)).to(self.dtype)
+        name = f"{name}.bias"
+        return self._finite(name, self._read_real(name, (size,)).to(self.dtype))
 
     def table(self, name: str, size: int) -> Tensor:
         """Read integers, int64 [size]."""
         return self._read(name, (size,)).to(torch.int64)
+
+    def _finite(self, name: str, tensor: Tensor) -> Tensor:
+        """Give a tensor back; raises UserError where it holds NaN or infinity."""
+        require_finite(self.called(name), tensor)
+        return tensor
 
     def _read_real(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Fetch a tensor of numbers; raises UserError for integers, and for floats that mean nothing without scales."""

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from fsm_spec.errors import FsmSpecError
-from fsm_spec.executor.generate import Session
+from fsm_spec.executor.generate import FAULT, NOT_FINITE, Session
 from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.fair import FairQueue
 from fsm_spec.executor.server.job import Delta, Job
@@ -220,6 +220,8 @@ class Worker:
             delta.result = self.session.result(number)
             self._forget(number)
             self.observer.ended(job, delta.result.finish_reason)
+            if delta.result.finish_reason == FAULT:
+                return Delta(error=Refusal(NOT_FINITE, code="not_finite", status=500))
             self._pace = 0.8 * self._pace + 0.2 * (now - job.started)
         return delta
 
