@@ -93,7 +93,14 @@ def execute(run: Run) -> None:
         refuse_drafters(table)
     with _trace_file(run.trace) as trace_file:
         from fsm_spec.executor.device.resident import resident_of
-        from fsm_spec.executor.generate import FAULT, NOT_FINITE, Session, context_limit, pool_for, trace_header
+        from fsm_spec.executor.generate import (
+            FAULT,
+            NOT_FINITE,
+            Session,
+            context_limit,
+            pool_for,
+            trace_header,
+        )
 
         resident = resident_of(
             run.device,

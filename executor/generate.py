@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 _FIRST_IDS, _LAST_IDS = 32, 512
 # The finish reason of a request whose logits were no numbers, and what is said of it.
 FAULT = "error"
-NOT_FINITE = (
-    "the model's logits became NaN for this text: its numbers overflow; try --dtype float32, or another checkpoint"
-)
+NOT_FINITE = "the model's logits became NaN for this text: its numbers overflow; try --dtype float32, or another checkpoint"
 
 
 class CausalModel(Protocol):

@@ -32,7 +32,9 @@ class NumberReader:
         if value is None and default is not None:
             # A default may follow from other keys, and be as wrong as they are.
             if default < 1:
-                raise UserError(f'{self.where}: "{key}" would be {default}; fix the numbers that it follows from.')
+                raise UserError(
+                    f'{self.where}: "{key}" would be {default}; fix the numbers that it follows from.'
+                )
             return default
         if type(value) is not int or not 1 <= value <= _MOST:
             raise self.refuse(key, "a positive integer")

@@ -10,9 +10,12 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from live_server import END, TOKENS, Running, Serve, texts
 
 from fsm_spec.errors import UserError
+from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.executor.server.engines import OneEngine
 
 PROMPT = "hello hello hello hello"
 LONG: dict[str, Any] = {"ignore_eos": True}
@@ -312,3 +315,26 @@ def test_specs_with_draft_models(serve: Serve, servers: dict[str, Running]) -> N
     ):
         with pytest.raises(UserError, match=sentence), serve("draft_lm", drafters=drafters):
             pass
+
+
+def test_numbers_that_overflow_are_the_requests_own_error(serve: Serve) -> None:
+    """Logits that are NaN give one client an error object of status 500, streamed or not; the server goes on."""
+    with serve("ngram", pages=400) as running:
+        assert running.parts is not None
+        assert isinstance(running.parts.engines, OneEngine)
+        model = running.parts.engines.session.model
+        assert isinstance(model, Transformer)
+        before = running.complete(**GREEDY, max_tokens=8)
+        bad = TOKENS.index("~")
+        model.embedding[bad] = torch.nan
+        answer = running.post("/v1/completions", prompt=[bad], max_tokens=8, temperature=0)
+        assert answer.status_code == 500
+        assert {"type": "server_error", "code": "not_finite", "param": None} == {
+            key: answer.json()["error"][key] for key in ("type", "code", "param")
+        }
+        assert "--dtype float32" in answer.json()["error"]["message"]
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0)
+        with pytest.raises(openai.APIError, match="became NaN"):
+            list(client.completions.create(model="tiny", prompt=[bad], max_tokens=8, stream=True))
+        assert before["choices"] == running.complete(**GREEDY, max_tokens=8)["choices"]
+        running.settled()

@@ -123,6 +123,13 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
             {Q + ".lora_A.weight": torch.zeros(1, 9), Q + ".lora_B.weight": torch.zeros(64, 1)},
             r"shapes \[1, 9\]",
         ),
+        (
+            {
+                Q + ".lora_A.weight": torch.zeros(1, 64),
+                Q + ".lora_B.weight": torch.full((64, 1), float("nan")),
+            },
+            'q_proj.lora_B.weight" holds numbers that are not finite',
+        ),
     ],
 )
 def test_wrong_weights_are_refused(tmp_path: Path, weights: dict[str, torch.Tensor], message: str) -> None:

@@ -84,6 +84,34 @@ def test_counts_of_a_run(model: Transformer, tokenizer: Tokenizer) -> None:
     assert 20 / result.rounds >= 2
 
 
+@pytest.mark.parametrize("name", ["ar", "ngram", "isd", "uno_linear"])
+def test_numbers_that_overflow_end_their_own_request_alone(tokenizer: Tokenizer, name: str) -> None:
+    """A text whose logits are NaN ends with an error, at its prefill or later; who runs beside it notices nothing."""
+    config = tiny_config(vocab=VOCABULARY, hidden=32, heads=2, kv_heads=1, context=64)
+    sound, broken = (Transformer(config, random_weights(config, 3), torch.float64) for _ in range(2))
+    alone = session(sound, tokenizer, name)
+    expected = alone.add(tokenizer.encode("hello"), Options(20))
+    alone.run()
+    text = alone.result(expected).token_ids
+    late = text[8]
+    prompts = [[token] for token in range(65, 91) if token not in text]
+    running = session(broken, tokenizer, name, trace=TraceWriter([], {}))
+    broken.embedding[prompts[0][0]] = torch.nan
+    faulty, healthy = (
+        running.add(prompts[0], Options(20)),
+        running.add(tokenizer.encode("hello"), Options(20)),
+    )
+    running.run()
+    assert ("error", []) == (running.result(faulty).finish_reason, running.result(faulty).token_ids[1:])
+    assert ("length", text) == (running.result(healthy).finish_reason, running.result(healthy).token_ids)
+    broken.embedding[late] = torch.nan
+    again = running.add(tokenizer.encode("hello"), Options(20))
+    running.run()
+    assert running.result(again).finish_reason == "error"
+    assert text[: text.index(late) + 1] == running.result(again).token_ids[: text.index(late) + 1]
+    assert running.pages_by_kind()["free"] == 40
+
+
 def test_one_token_is_no_round(model: Transformer, tokenizer: Tokenizer) -> None:
     """A request that ends with its prefill has no rounds to divide by; one of limit 0 emits nothing."""
     running = session(model, tokenizer)

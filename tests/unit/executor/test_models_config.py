@@ -96,6 +96,14 @@ def test_end_tokens_come_from_generation_config_first() -> None:
     assert parse(mask_token_id=9, bos_token_id=-1).bos_token_id is None
 
 
+def test_faults_of_generation_config() -> None:
+    """The file that a value stands in is the one that is named, and long values are cut."""
+    with pytest.raises(UserError, match=r"^generation_config.json: .* not \"<end>\"\.$"):
+        parse({"eos_token_id": "<end>"}, eos_token_id=2)
+    with pytest.raises(UserError, match=r"not \"x{59}\.\.\.\.$"):
+        parse(hidden_size="x" * 500)
+
+
 def test_window_cuts_the_context() -> None:
     """Inside a sliding window both kinds of attention are equal; outside only one is implemented."""
     assert parse(sliding_window=256).context == 256
@@ -156,6 +164,40 @@ def test_rotary_keys(keys: dict[str, Any], expected: tuple[float, RopeScaling | 
             "has to be a list of layer numbers, not 3",
         ),
         ({"block_size": 0}, '"block_size" has to be a positive integer, not 0'),
+        ({"hidden_size": "64"}, '"hidden_size" has to be a positive integer, not "64"'),
+        ({"vocab_size": 10**12}, '"vocab_size" has to be a positive integer, not 1000000000000'),
+        ({"hidden_size": 2}, '"head_dim" would be 0; fix the numbers that it follows from'),
+        ({"rope_theta": float("inf")}, '"rope_theta" has to be a positive number, not Infinity'),
+        ({"rms_norm_eps": float("nan")}, '"rms_norm_eps" has to be a positive number, not NaN'),
+        ({"sliding_window": "4096"}, '"sliding_window" has to be a positive integer, not "4096"'),
+        ({"use_sliding_window": 0}, '"use_sliding_window" has to be true or false, not 0'),
+        ({"tie_word_embeddings": "false"}, '"tie_word_embeddings" has to be true or false, not "false"'),
+        ({"attention_bias": 1}, '"attention_bias" has to be true or false, not 1'),
+        ({"mask_token_id": "<mask>"}, '"mask_token_id" has to be a token id, not "<mask>"'),
+        ({"bos_token_id": True}, '"bos_token_id" has to be a token id, not true'),
+        (
+            {"eos_token_id": [2, "</s>"]},
+            '"eos_token_id" has to be a token id or a list of them, not [2, "</s>"]',
+        ),
+        ({"eos_token_id": 10**12}, '"eos_token_id" has to be a token id or a list of them'),
+        ({"rope_scaling": "linear"}, '"rope_scaling" has to be an object or null, not "linear"'),
+        ({"rope_parameters": [1]}, '"rope_parameters" has to be an object or null, not [1]'),
+        ({"rope_parameters": {"full_attention": {}}}, "that differ by kind of layer are not supported"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": "4"}},
+            '"factor" has to be a positive number, not "4"',
+        ),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, 'rope scaling ["yarn"] is unknown'),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "truncate": "no"}},
+            '"truncate" has to be true or false, not "no"',
+        ),
+        ({"architectures": [["LlamaForCausalLM"]]}, 'architecture [["LlamaForCausalLM"]] is unknown'),
+        ({"architectures": None, "model_type": {}}, "architecture {} is unknown"),
+        (
+            MIXED | {"num_experts_per_tok": 2, "norm_topk_prob": "yes"},
+            '"norm_topk_prob" has to be true or false, not "yes"',
+        ),
     ],
 )
 def test_faults_name_file_and_key(changes: dict[str, Any], message: str) -> None:

@@ -279,6 +279,25 @@ def test_missing_and_misshapen_weights_get_a_sentence() -> None:
         Transformer(config, weights, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("model.layers.1.mlp.down_proj.weight", math.nan),
+        ("model.norm.weight", math.nan),
+        ("model.embed_tokens.weight", -math.inf),
+        ("lm_head.weight", 1e300),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused(name: str, bad: float, dtype: torch.dtype) -> None:
+    """One NaN would turn every text into noise; a number too large for the format is infinity there."""
+    config = tiny_config()
+    weights = random_weights(config, 0)
+    weights[name].view(-1)[7] = bad
+    with pytest.raises(UserError, match=f'weight "{name}" holds numbers that are not finite'):
+        Transformer(config, weights, dtype)
+
+
 def test_captured_streams_are_those_of_shorter_models() -> None:
     """A drafter reads the stream after layer i: what a model of the first i + 1 layers ends with."""
     config = tiny_config(layers=3)
