@@ -127,7 +127,7 @@ def main() -> int:
     faults = [judge(line, budgets) for line in lines]
     show(lines, faults)
     over = sum(map(bool, faults))
-    print(f"{len(lines)} forms compiled, {over} over budget")
+    print(f"{len(lines)} form{'s' if len(lines) != 1 else ''} compiled, {over} over budget")
     if whole:
         from triton import __version__  # noqa: PLC0415 -- as above
 

@@ -30,6 +30,7 @@ from fsm_spec.executor.generate import Options, Session
 from fsm_spec.executor.models.load import LoadedModel, load_model
 from fsm_spec.executor.server.app import Server
 from fsm_spec.executor.server.engines import OneEngine
+from fsm_spec.executor.server.metrics import LABELS
 from fsm_spec.load import load
 from fsm_spec.policy import Pool
 
@@ -134,9 +135,10 @@ def _server(at: tuple[str, Server], texts: list[str], tokens: int) -> dict[str, 
 
 def _engine_seconds(parts: Server) -> float:
     """Read the server's own count of the time in iterations."""
-    labels = {"model_name": parts.served.name}
     assert isinstance(parts.engines, OneEngine)
-    return parts.engines.observer.registry.get_sample_value("fsm_spec:engine_seconds_total", labels) or 0.0
+    observer = parts.engines.observer
+    labels = dict(zip(LABELS, observer.who, strict=True))
+    return observer.registry.get_sample_value("fsm_spec:engine_seconds_total", labels) or 0.0
 
 
 if __name__ == "__main__":

@@ -203,6 +203,7 @@ class Session:
             self.runner.prefixes = self.prefixes
             self.engine = Engine(table, policy, pool, self.runner, trace, prefixes=self.prefixes)
         self._streams: dict[int, _Stream] = {}
+        self.launches = 0
 
     @property
     def table(self) -> Table:
@@ -299,6 +300,7 @@ class Session:
         Raises PoolExhausted where nothing can move: the policy has let requests block each other.
         """
         report = self.engine.iterate()
+        self.launches += report.launches
         if report.idle and self.engine.has_work:
             raise PoolExhausted(
                 "all requests wait for KV pages that only they could return; use the policy holdback or reserve"
@@ -319,16 +321,21 @@ class Session:
 
     def _read(self, report: Iteration) -> dict[int, str]:
         """Decode new tokens, look for stop strings, and note who ended."""
-        texts = {number: self._decode(number) for number in report.emitted if not self.done(number)}
+        texts = {number: self._decode(number) for number in report.emitted if self._awaited(number)}
         for number in report.finished:
-            stream = self._streams[number]
-            if not stream.reason:
+            if self._awaited(number):
+                stream = self._streams[number]
                 texts[number] = texts.get(number, "") + self._close(stream)
                 stopped = self._stop_token(stream)
                 stream.reason = "length" if stopped is None else "stop"
                 if stopped not in self.model.config.eos_token_ids:
                     stream.stop_reason = stopped
         return texts
+
+    def _awaited(self, number: int) -> bool:
+        """Tell whether a request's text goes on: a host that plans ahead hears of rounds behind its end too."""
+        stream = self._streams.get(number)
+        return stream is not None and not stream.reason
 
     def _decode(self, number: int) -> str:
         """Decode the tokens that a request emitted since it was last looked at."""

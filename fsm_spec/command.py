@@ -109,7 +109,8 @@ def replay(trace: Path, spec: str | None, *, as_json: bool) -> None:
         typer.echo(json.dumps({"verdict": "allowed", **asdict(done)}))
         return
     typer.echo(f"{trace}: every step is allowed by {done.spec} (table {done.digest[:12]})")
-    counts = f"{done.steps:,} steps of {done.requests:,} requests, {done.ended:,} ended"
+    requests = "1 request" if done.requests == 1 else f"{done.requests:,} requests"
+    counts = f"{done.steps:,} steps of {requests}, {done.ended:,} ended"
     typer.echo(f"  {counts}, {done.emitted:,} tokens emitted; written by: {done.source}")
 
 

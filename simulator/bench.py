@@ -127,7 +127,9 @@ def execute(bench: Bench, *, page: Path | None, beside: list[Path], as_json: boo
     settings = bench.settings(requests, measured.about)
     name = f"{measured.about.get('spec', bench.target.url)}"
     notes = tuple(f"{count} requests failed: {reason}" for reason, count in measured.failed.items())
-    scenario = report.Scenario(f"{name}, measured", settings, measured.summary, measured.timeline, "", notes)
+    scenario = report.Scenario(
+        f"{name}, measured", settings, measured.summary, measured.timeline, notes=notes, measured=True
+    )
     if page is not None:
         write_page(page, [scenario, *others], "Measured and simulated" if others else "Measured")
     value = content(bench, measured, settings, notes, objective)

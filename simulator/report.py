@@ -33,6 +33,8 @@ class Scenario:
     """Bytes of one accelerator by what takes them; empty where nothing is known."""
     dwell_s: dict[str, float] = field(default_factory=dict)
     """Seconds that all requests together spent in each state; empty where nothing is known."""
+    measured: bool = False
+    """Whether a server was measured; else the run is a simulation."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +219,8 @@ def _print_one(console: Console, scenario: Scenario) -> None:
         + "  ".join(f"[dim]{escape(k)}[/] {escape(v)}" for k, v in scenario.settings.items())
     )
     console.print(
-        f"{summary.finished} of {summary.requests} requests finished in {summary.duration_s:.4g} simulated seconds,"
-        f" {summary.rounds} rounds",
+        f"{summary.finished} of {summary.requests} requests finished in {summary.duration_s:.4g} "
+        f"{'' if scenario.measured else 'simulated '}seconds, {summary.rounds} rounds",
         highlight=False,
     )
     results = Table(show_header=False)

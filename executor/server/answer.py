@@ -43,6 +43,8 @@ class Writer:
     def __init__(self, order: Order, served: Served) -> None:
         self.order = order
         self.served = served
+        # The policy may be switched while a stream goes on; its chunks agree.
+        self.fingerprint = served.fingerprint
         echoes = order.echoes or [""] * len(order.jobs)
         self.choices = [Choice(job, echo) for job, echo in zip(order.jobs, echoes, strict=True)]
         self.chat = order.kind == CHAT
@@ -188,14 +190,17 @@ class Writer:
             "object": kind,
             "created": self.order.created,
             "model": self.served.name,
-            "system_fingerprint": self.served.settings.fingerprint,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
 
     def usage(self) -> dict[str, Any]:
-        """Count tokens; `cached_tokens` are those of the prompts whose KV was there already."""
+        """Count tokens; `cached_tokens` are those of the prompts whose KV was there already, for every choice."""
         completion = 0 if self.order.hidden else sum(choice.tokens for choice in self.choices)
-        cached = sum(choice.result.cached_tokens for choice in self.choices if choice.result)
+        cached = 0
+        for first in range(0, len(self.choices), self.order.n):
+            results = [choice.result for choice in self.choices[first : first + self.order.n]]
+            cached += min((result.cached_tokens for result in results if result), default=0)
         return {
             "prompt_tokens": self.order.prompt_tokens,
             "completion_tokens": completion,

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import metadata, resources
+from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from fsm_spec.executor.server import machine
+from fsm_spec.executor.server.body import JsonRoute
+from fsm_spec.executor.server.documented import ERRORS, document
 from fsm_spec.executor.server.engines import Engines
 from fsm_spec.executor.server.generation import answer
 from fsm_spec.executor.server.guard import Guard
 from fsm_spec.executor.server.intake import chat_order, chat_tokens, completion_order, require_tokens
+from fsm_spec.executor.server.monitoring import add_monitoring, add_page
 from fsm_spec.executor.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -29,49 +31,13 @@ from fsm_spec.executor.server.protocol import (
     PolicyRequest,
     TokenizeRequest,
 )
-from fsm_spec.executor.server.refusal import Refusal, error_content
+from fsm_spec.executor.server.refusal import LEFT, Refusal, error_content
 from fsm_spec.executor.server.served import Served
-from fsm_spec.executor.server.stream import EventStream, encode
+from fsm_spec.executor.server.stream import EventStream, json_response
 from fsm_spec.executor.server.validation import refusal_of
 
 # Bodies above this are read into orders outside the event loop: tokenizing 64 kB takes some 10 ms.
 _SMALL_BODY = 16 * 1024
-# The page loads nothing from elsewhere and is shown in no frame.
-PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
-}
-ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {
-        "description": about,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-    }
-    for code, about in {
-        400: "a parameter is refused, by name",
-        401: "the API key is missing or wrong",
-        404: "not served here",
-        413: "the body is too large",
-        429: "too much waits already; see Retry-After",
-        500: "the engine failed",
-        503: "the server is going down",
-        504: "the request took longer than its time limit",
-    }.items()
-}
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
 
 
 class Server:
@@ -89,7 +55,8 @@ class Server:
             redoc_url=None,
             docs_url=None,
         )
-        self.guard = Guard(self.api, settings)
+        self.api.router.route_class = JsonRoute
+        self.guard = Guard(self.api, settings, engines.refused)
         self.app: ASGIApp = self.guard
         if settings.cors:
             self.app = CORSMiddleware(
@@ -98,9 +65,10 @@ class Server:
         _add_errors(self.api, engines)
         _add_generation(self)
         _add_tokens(self)
-        _add_monitoring(self)
+        add_monitoring(self.api, engines, self.guard)
+        add_page(self.api)
         _add_machine(self)
-        _document(self.api, keyed=bool(settings.keys))
+        document(self.api, keyed=bool(settings.keys))
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -112,16 +80,13 @@ class Server:
             await self.engines.stop()
 
 
-def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(encode(value), status, headers, media_type="application/json")
-
-
 def _add_errors(api: FastAPI, engines: Engines) -> None:
     """Turn every way a request can fail into an error object."""
 
     def refused(refusal: Refusal) -> Response:
-        engines.refused(refusal.code or str(refusal.status))
-        return _json(refusal.content(), refusal.status, refusal.headers)
+        if refusal.status != LEFT:
+            engines.refused(refusal.code or str(refusal.status))
+        return json_response(refusal.content(), refusal.status, refusal.headers)
 
     async def on_refusal(_: Request, error: Exception) -> Response:
         assert isinstance(error, Refusal)
@@ -133,22 +98,31 @@ def _add_errors(api: FastAPI, engines: Engines) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if isinstance(error.__cause__, Refusal):  # raised while the body was read
-            return refused(error.__cause__)
-        message = str(error.detail)
-        if error.status_code == 404:
-            message = f"there is nothing at {request.url.path}"
-        elif error.status_code == 405:
-            message = f"{request.method} is not allowed at {request.url.path}"
-        return refused(Refusal(message, status=error.status_code, headers=error.headers))
+        return refused(_refusal_of(request, error))
 
     async def on_fault(_: Request, __: Exception) -> Response:
-        return _json(error_content(500, "the server failed; its log says more", code="internal_error"), 500)
+        return json_response(
+            error_content(500, "the server failed; its log says more", code="internal_error"), 500
+        )
 
     api.add_exception_handler(Refusal, on_refusal)
     api.add_exception_handler(RequestValidationError, on_invalid)
     api.add_exception_handler(HTTPException, on_http)
     api.add_exception_handler(Exception, on_fault)
+
+
+def _refusal_of(request: Request, error: HTTPException) -> Refusal:
+    """Say in words why there is no route, or what went wrong while a body was read."""
+    if isinstance(error.__cause__, Refusal):
+        return error.__cause__
+    if isinstance(error.__cause__, ClientDisconnect):
+        return Refusal("the client has left", status=LEFT)
+    message = str(error.detail)
+    if error.status_code == 404:
+        message = f"there is nothing at {request.url.path}"
+    elif error.status_code == 405:
+        message = f"{request.method} is not allowed at {request.url.path}"
+    return Refusal(message, status=error.status_code, headers=error.headers)
 
 
 def _add_generation(server: Server) -> None:
@@ -189,13 +163,15 @@ def _add_tokens(server: Server) -> None:
     @server.api.get("/v1/models", responses=ERRORS, tags=["models"])
     async def models() -> Response:
         """List the served names of the model."""
-        return _json({"object": "list", "data": [_card(served, name) for name in served.settings.names]})
+        return json_response(
+            {"object": "list", "data": [_card(served, name) for name in served.settings.names]}
+        )
 
     @server.api.get("/v1/models/{model:path}", responses=ERRORS, tags=["models"])
     async def model(model: str) -> Response:
         """Describe the model under one of its names."""
         served.require_model(model)
-        return _json(_card(served, model))
+        return json_response(_card(served, model))
 
     @server.api.post("/tokenize", responses=ERRORS, tags=["tokens"])
     async def tokenize(body: TokenizeRequest) -> Response:
@@ -206,14 +182,16 @@ def _add_tokens(server: Server) -> None:
         else:
             encoded = served.tokenizer.encode
             tokens = await asyncio.to_thread(encoded, body.prompt or "", special=body.add_special_tokens)
-        return _json({"count": len(tokens), "max_model_len": served.settings.max_model_len, "tokens": tokens})
+        return json_response(
+            {"count": len(tokens), "max_model_len": served.settings.max_model_len, "tokens": tokens}
+        )
 
     @server.api.post("/detokenize", responses=ERRORS, tags=["tokens"])
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Give the text of tokens."""
         served.require_model(body.model)
         require_tokens(body.tokens, served.config.vocab, "tokens")
-        return _json({"prompt": served.tokenizer.decode(body.tokens, skip_special=False)})
+        return json_response({"prompt": served.tokenizer.decode(body.tokens, skip_special=False)})
 
 
 def _card(served: Served, name: str) -> dict[str, Any]:
@@ -227,49 +205,6 @@ def _card(served: Served, name: str) -> dict[str, Any]:
     }
 
 
-def _add_monitoring(server: Server) -> None:
-    """Add what monitors ask, and the status page."""
-    page = resources.files("fsm_spec.executor.server") / "page"
-
-    @server.api.get("/health", responses=ERRORS, tags=["monitoring"])
-    async def health() -> Response:
-        """Answer 200 while the engine can serve."""
-        if not server.engines.alive:
-            raise Refusal("the engine is not running", code="engine_down", status=503)
-        return _json({"status": "ok"})
-
-    @server.api.get("/ready", responses=ERRORS, tags=["monitoring"])
-    async def ready() -> Response:
-        """Answer 200 while new requests are taken."""
-        if server.guard.draining or not server.engines.alive:
-            raise Refusal("no new requests are taken", code="draining", status=503)
-        return _json({"status": "ready"})
-
-    @server.api.get("/metrics", tags=["monitoring"])
-    async def metrics() -> Response:
-        """Give metrics in Prometheus' form."""
-        page = await server.engines.metrics()
-        return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
-
-    @server.api.get("/version", tags=["monitoring"])
-    async def version() -> Response:
-        """Give the version of the server."""
-        return _json({"version": metadata.version("fsm-spec")})
-
-    @server.api.get("/", include_in_schema=False)
-    async def status() -> Response:
-        """Give the status page."""
-        return Response((page / "status.html").read_bytes(), headers=PAGE_HEADERS, media_type="text/html")
-
-    @server.api.get("/page/{name}", include_in_schema=False)
-    async def part(name: str) -> Response:
-        """Give the page's style or script."""
-        kinds = {"status.css": "text/css", "status.js": "text/javascript"}
-        if name not in kinds:
-            raise Refusal(f"there is nothing at /page/{name}", status=404)
-        return Response((page / name).read_bytes(), media_type=kinds[name])
-
-
 def _add_machine(server: Server) -> None:
     """Add what shows and steers the state machine."""
     served, engines = server.served, server.engines
@@ -277,7 +212,7 @@ def _add_machine(server: Server) -> None:
     @server.api.get("/v1/fsm", responses=ERRORS, tags=["state machine"])
     async def describe() -> Response:
         """Describe spec, model, pool and policy."""
-        return _json({**machine.describe(served), **engines.describe()})
+        return json_response({**machine.describe(served), **engines.describe()})
 
     @server.api.get("/v1/fsm/diagram", responses=ERRORS, tags=["state machine"])
     async def diagram() -> Response:
@@ -287,34 +222,9 @@ def _add_machine(server: Server) -> None:
     @server.api.get("/v1/fsm/requests", responses=ERRORS, tags=["state machine"])
     async def requests() -> Response:
         """Say in which state every request is."""
-        return _json(await engines.requests())
+        return json_response(await engines.requests())
 
     @server.api.put("/v1/fsm/policy", responses=ERRORS, tags=["state machine"])
     async def policy(body: PolicyRequest) -> Response:
         """Put another scheduling policy in force, between two iterations."""
-        return _json(await engines.switch(body.policy))
-
-
-def _document(api: FastAPI, *, keyed: bool) -> None:
-    """Make the OpenAPI document say what is true: no 422, the error object, keys only where they are asked for."""
-
-    def document() -> dict[str, Any]:
-        if api.openapi_schema is None:
-            made = get_openapi(
-                title=api.title, version=api.version, description=api.description, routes=api.routes
-            )
-            schemas = made.setdefault("components", {}).setdefault("schemas", {})
-            for name in ("HTTPValidationError", "ValidationError"):
-                schemas.pop(name, None)
-            schemas["Error"] = _ERROR
-            if keyed:
-                made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            for path, operations in made["paths"].items():
-                for operation in operations.values():
-                    operation["responses"].pop("422", None)
-                    if keyed and path.startswith(("/v1/", "/tokenize", "/detokenize")):
-                        operation["security"] = [{"key": []}]
-            api.openapi_schema = made
-        return api.openapi_schema
-
-    api.openapi = document  # type: ignore[method-assign]
+        return json_response(await engines.switch(body.policy))

@@ -192,7 +192,8 @@ def open_engine(
     facts = {
         "prefix_cache": session.prefixes is not None,
         "table": table.digest,
-        "policy": policy.model_dump(),
+        "device": None if resident is None else resident.place.device.type,
+        "attention": run.attention,
         "mask_id": session.mask_id,
         "drafters": run.drafters,
         "tensor_parallel": run.tensor_parallel,
@@ -202,6 +203,7 @@ def open_engine(
         **settings,
         "names": settings.get("names") or (model.name,),
         "max_model_len": longest,
+        "max_running": run.max_running,
         "fingerprint": fingerprint(model.transformer, model.folder, model.adapter, facts),
     }
     served = Served(session, loaded, Settings(**settings), verdict, int(time.time()))

@@ -107,7 +107,7 @@ class OneEngine:
 
     def refused(self, code: str) -> None:
         """Count a refusal."""
-        self.observer.rejected.labels(self.observer.model, code).inc()
+        self.observer.rejected.labels(*self.observer.who, code).inc()
 
     async def metrics(self) -> bytes:
         """Give all metrics in Prometheus' text form."""
@@ -119,7 +119,8 @@ class OneEngine:
 
     async def switch(self, policy: str | dict[str, Any]) -> dict[str, Any]:
         """Put another policy in force, between two iterations."""
-        chosen = await self.worker.call(lambda: machine.switch_policy(self.session, policy))
+        most = self.served.settings.max_running
+        chosen = await self.worker.call(lambda: machine.switch_policy(self.session, policy, most))
         return chosen.model_dump()
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`system_fingerprint`: a digest of everything that a seeded answer depends on."""
+"""The part of `system_fingerprint` that the start fixes: a digest of what a seeded answer depends on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCKS, _BLOCK = 1024, 4096
 
 
 def fingerprint(model: Transformer, folder: Path, adapter: Path | None, facts: dict[str, Any]) -> str:
-    """Digest weights, number format, versions, threads and `facts` (spec, policy, mask id): 16 digits."""
+    """Digest weights, number format, versions, threads and `facts` (spec, device, mask id): 16 digits."""
     digest = hashlib.blake2b(digest_size=8)
     facts |= {
         "dtype": str(model.dtype),
@@ -31,7 +31,7 @@ def fingerprint(model: Transformer, folder: Path, adapter: Path | None, facts: d
         digest.update(f"{path.name} {path.stat().st_size}".encode())
         for block in _sample(path):
             digest.update(block)
-    return f"fp_{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:

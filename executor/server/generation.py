@@ -13,7 +13,7 @@ from fsm_spec.executor.server.answer import Choice, Writer
 from fsm_spec.executor.server.engines import Engines
 from fsm_spec.executor.server.intake import Order
 from fsm_spec.executor.server.job import Delta
-from fsm_spec.executor.server.refusal import Refusal
+from fsm_spec.executor.server.refusal import LEFT, Refusal
 from fsm_spec.executor.server.served import Served
 from fsm_spec.executor.server.stream import DONE, EventStream, disconnected, encode, event
 
@@ -85,7 +85,7 @@ async def _unless_left(work: Coroutine[Any, Any, Answer], request: Request) -> A
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Refusal("the client has left", status=499)
+            raise Refusal("the client has left", status=LEFT)
         return task.result()
     finally:
         for each in (task, watch):

@@ -1,11 +1,12 @@
-"""What stands in front of all routes: request ids, API keys, body limits, draining, the access log, and all errors."""
+"""What stands in front of all routes: request ids, API keys, limits, draining, the access log, and all errors."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,16 +16,19 @@ from fsm_spec.executor.server.settings import Settings
 from fsm_spec.executor.server.stream import encode
 
 # Routes that monitors and load balancers ask, and the page itself, which holds nothing.
-OPEN = ("/", "/health", "/ready", "/metrics", "/version", "/openapi.json", "/docs", "/page")
+OPEN = ("/", "/favicon.ico", "/health", "/ready", "/metrics", "/version", "/openapi.json")
 _ID_LENGTH = 128
+# As much of an address as other servers take.
+_MOST_PATH = 8192
 
 
 class Guard:
     """Wrap the application."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, refused: Callable[[str], None]) -> None:
         self.app = app
         self.settings = settings
+        self.refused = refused
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,8 +69,11 @@ class _Exchange:
         self.send = send
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.request_id = _request_id(self.headers)
+        # Who writes a slash at the end means the same.
+        self.path: str = scope["path"].rstrip("/") or "/"
         self.status = 0
         self.read = 0
+        self.whole = False
 
     async def run(self) -> None:
         """Answer, whatever happens, and write the access log."""
@@ -77,30 +84,33 @@ class _Exchange:
             self._admit(state)
             # What GET gives, HEAD gives without the body, which the HTTP server leaves out by itself.
             head = self.scope["method"] == "HEAD"
-            scope = {**self.scope, "method": "GET"} if head else self.scope
+            scope = {**self.scope, "path": self.path, "method": "GET" if head else self.scope["method"]}
             await self.guard.app(scope, self._receive, self._send)
         except Refusal as refusal:
+            self.guard.refused(refusal.code or str(refusal.status))
             await self._refuse(refusal)
         except Exception:  # noqa: BLE001 -- whatever it is, the client gets an error object
             logs.LOGGER.exception("request failed", extra={"fields": {"request_id": self.request_id}})
             await self._refuse(
                 Refusal("the server failed; its log says more", code="internal_error", status=500)
             )
-        path = self.scope["path"]
-        if path not in {"/health", "/ready", "/metrics"}:
+        if self.path not in {"/health", "/ready", "/metrics"}:
             logs.log(
                 "request",
                 request_id=self.request_id,
                 method=self.scope["method"],
-                path=path,
+                path=self.path[:_ID_LENGTH],
                 status=self.status,
                 seconds=round(time.perf_counter() - begun, 4),
                 **state.get("log", {}),
             )
 
     def _admit(self, state: dict[str, object]) -> None:
-        path: str = self.scope["path"]
-        if path not in OPEN and not path.startswith("/page/"):
+        if len(self.path) > _MOST_PATH:
+            raise Refusal(
+                f"the address has more than {_MOST_PATH} characters", code="uri_too_long", status=414
+            )
+        if self.path not in OPEN and not self.path.startswith("/page/"):
             state["client"] = self.guard.client_of(self.headers, self.scope)
             if self.guard.draining:
                 headers = {"Retry-After": "30", "Connection": "close"}
@@ -108,17 +118,33 @@ class _Exchange:
         declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.guard.settings.max_body:
             raise self._too_large()
+        coding = self.headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if coding.casefold() != "identity":
+            raise Refusal(
+                f"bodies are not read in the encoding {coding[:_ID_LENGTH]!r}; send the body as it is",
+                code="unsupported_encoding",
+                status=415,
+                headers={"Accept-Encoding": "identity"},
+            )
 
     def _too_large(self) -> Refusal:
         most = self.guard.settings.max_body
         return Refusal(f"the body is larger than {most} bytes", code="request_too_large", status=413)
 
     async def _receive(self) -> Message:
-        message = await self.receive()
-        if message["type"] == "http.request":
-            self.read += len(message.get("body", b""))
-            if self.read > self.guard.settings.max_body:
-                raise self._too_large()
+        if self.whole:
+            return await self.receive()
+        try:
+            message = await asyncio.wait_for(self.receive(), self.guard.settings.stall)
+        except TimeoutError:
+            headers = {"Connection": "close"}
+            raise Refusal(
+                "the rest of the body did not come", code="body_timeout", status=408, headers=headers
+            ) from None
+        self.whole = not message.get("more_body", False)
+        self.read += len(message.get("body", b""))
+        if self.read > self.guard.settings.max_body:
+            raise self._too_large()
         return message
 
     async def _send(self, message: Message) -> None:

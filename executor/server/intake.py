@@ -38,7 +38,7 @@ class Run:
 
 @dataclass
 class Order:
-    """Hold one request on its way: its jobs, prompt by prompt and choice by choice, and what its answer needs.
+    """Hold one request on its way: its jobs, prompt by prompt and `n` choices of each, and what its answer needs.
 
     `echoes` are the texts that choices begin with; `hidden` counts tokens that a job runs only to score its prompt.
     """
@@ -46,6 +46,7 @@ class Order:
     request_id: str
     kind: str
     created: int
+    n: int
     jobs: list[Job]
     prompt_tokens: int
     stream: bool = False
@@ -62,6 +63,8 @@ class Order:
 def completion_order(request: CompletionRequest, served: Served, request_id: str, client: str) -> Order:
     """Lay out a completion; raises Refusal for what cannot be served."""
     served.require_model(request.model)
+    if request.best_of not in (None, request.n or 1):
+        raise Refusal("best_of must equal n: every choice is returned", "best_of", "invalid_value")
     prompts = _prompts(request, served)
     echo = bool(request.echo)
     scores_prompt = echo and request.logprobs is not None
@@ -81,7 +84,7 @@ def completion_order(request: CompletionRequest, served: Served, request_id: str
         job.counted = not hidden
     if echo:
         texts = [served.tokenizer.decode(prompt) for prompt in prompts]
-        order.echoes = [text for text in texts for _ in range(request.n or 1)]
+        order.echoes = [text for text in texts for _ in range(order.n)]
     return order
 
 
@@ -168,6 +171,7 @@ def _order(kind: str, request: SamplingRequest, request_id: str, prompts: list[l
         request_id=request_id,
         kind=kind,
         created=int(time.time()),
+        n=request.n or 1,
         jobs=[],
         prompt_tokens=sum(len(prompt) for prompt in prompts),
         stream=stream,
@@ -263,19 +267,19 @@ def _jobs(
     if run.options.controls.min_tokens > min(limits):
         raise Refusal(f"min_tokens is above the limit of {min(limits)}", "min_tokens", "invalid_value")
     now = time.perf_counter()
-    timeout = served.settings.timeout
+    given = [each for each in (served.settings.timeout, request.timeout) if each is not None]
     jobs: list[Job] = []
     for prompt, limit in zip(prompts, limits, strict=True):
-        for choice in range(request.n or 1):
+        for choice in range(order.n):
             controls = run.options.controls
             if run.grammar is not None:
                 controls = replace(controls, grammar=served.compiler.start(run.grammar))
             seed = secrets.randbits(63) if request.seed is None else choice_seed(request.seed, choice)
             options = replace(run.options, max_tokens=limit, seed=seed, controls=controls)
-            job = Job(order.request_id, len(jobs), prompt, limit, options, run.client, run.priority)
+            job = Job(order.request_id, len(jobs), prompt, limit, options, order.n, run.client, run.priority)
             job.ready = order.ready
             job.arrived = now
-            job.deadline = None if timeout is None else now + timeout
+            job.deadline = now + min(given) if given else None
             jobs.append(job)
     return jobs
 

@@ -44,7 +44,8 @@ class Delta:
 class Job:
     """Describe one choice: what to run, for whom, until when, and where its text goes; times by `perf_counter`.
 
-    `priority`: lower goes first. `number` is the engine's, once it has the job. Not `counted`: one that only scores its
+    `n`: choices of each prompt of its request; `cached`: tokens of its prompt that were there. `priority`: lower goes
+    first. `number` is the engine's, once it has the job. Not `counted`: one that only scores its
     prompt. `parent` names the client's own trace (W3C traceparent).
     `ready` is shared by the jobs of a request: those for which something has gathered, each once.
     """
@@ -54,6 +55,7 @@ class Job:
     prompt: list[int]
     limit: int
     options: Options
+    n: int = 1
     client: str = ""
     priority: int = 0
     deadline: float | None = None
@@ -66,6 +68,7 @@ class Job:
     number: int | None = None
     cancelled: bool = False
     emitted: int = 0
+    cached: int = 0
     ready: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)
     _waiting: Delta | None = None
 

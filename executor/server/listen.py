@@ -20,6 +20,9 @@ def listen(server: Server, host: str, port: int) -> None:
         server.app,
         host=host,
         port=port,
+        # It bounds the size of headers; httptools, which uvicorn would take where it is there, does not.
+        http="h11",
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -71,7 +74,7 @@ def _announce(server: Server, running: uvicorn.Server) -> None:
         pages=pool.pages,
         page_size=pool.page_size,
         prefix_cache=served.session.caches_prefixes,
-        fingerprint=served.settings.fingerprint,
+        fingerprint=served.fingerprint,
         **server.engines.announced(),
     )
     sys.stderr.flush()

@@ -9,6 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 LOGGER = logging.getLogger("fsm_spec.server")
+# What uvicorn says of connections, such as bytes that are no HTTP.
+_UVICORN = logging.getLogger("uvicorn.error")
+LOGGERS = {LOGGER: logging.INFO, _UVICORN: logging.WARNING}
 
 
 class JsonLines(logging.Formatter):
@@ -41,9 +44,10 @@ def set_up(*, as_json: bool) -> None:
     """Write the server's log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else PlainLines())
-    LOGGER.handlers = [handler]
-    LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False
+    for logger, level in LOGGERS.items():
+        logger.handlers = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
 
 
 def log(event: str, **fields: object) -> None:

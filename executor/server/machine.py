@@ -32,7 +32,7 @@ def describe(served: Served) -> dict[str, Any]:
             {"name": state.name, "phase": state.phase, "round": state.round} for state in table.states
         ],
         "model": served.name,
-        "system_fingerprint": served.settings.fingerprint,
+        "system_fingerprint": served.fingerprint,
         "pool": session.pool._asdict(),
         "policy": session.policy.model_dump(),
         "policies": [*(name for name in ADMISSIONS if name != "greedy"), *shipped_policies()],
@@ -80,8 +80,11 @@ def snapshot(served: Served, worker: Worker, meter: Meter) -> dict[str, Any]:
     }
 
 
-def switch_policy(session: Session, wanted: str | dict[str, Any]) -> Policy:
-    """Put another policy in force; called in the engine's thread. Raises Refusal for one that cannot run here."""
+def switch_policy(session: Session, wanted: str | dict[str, Any], most: int | None) -> Policy:
+    """Put another policy in force; called in the engine's thread. Raises Refusal for one that cannot run here.
+
+    `most` requests run under one that a client did not describe with a number of its own.
+    """
     # Names only: a path would let clients read the server's files.
     known = (*ADMISSIONS, *shipped_policies())
     if isinstance(wanted, str) and wanted not in known:
@@ -91,6 +94,8 @@ def switch_policy(session: Session, wanted: str | dict[str, Any]) -> Policy:
     except (FsmSpecError, ValueError) as error:
         raise Refusal(" ".join(str(error).split()), "policy", "invalid_value") from None
     require_live(policy)
+    if most is not None and (isinstance(wanted, str) or "max_running" not in wanted):
+        policy = policy.model_copy(update={"max_running": most})
     try:
         session.switch(policy)
     except FsmSpecError as error:

@@ -27,7 +27,8 @@ class Counts:
     """Hold what was counted since the last look.
 
     `transitions` by code, `rounds` by round state, `runs` emitted tokens of a round, `places` accepted drafts by place,
-    `phases` seconds by what ran together, `looked_up` prompt tokens of requests admitted for the first time and `found`
+    `phases` seconds by what ran together, `prefilled` slots of prompts that were run and `firsts` tokens that prefills
+    emitted, `looked_up` prompt tokens of requests admitted for the first time and `found`
     those of them whose KV was there.
     """
 
@@ -40,7 +41,8 @@ class Counts:
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
-    launches: int = 0
+    prefilled: int = 0
+    firsts: int = 0
     looked_up: int = 0
     found: int = 0
 
@@ -75,7 +77,6 @@ class Meter:
         phases = [self._phases[group.state] for group in launch.groups]
         name = "+".join(dict.fromkeys([*phases, *([PREFILLING] if launch.chunks else [])]))
         self.counts.phases[name] = self.counts.phases.get(name, 0.0) + seconds
-        self.counts.launches += 1
         self._args = {group.state: args for group, args in zip(launch.groups, results, strict=True)}
         return results
 
@@ -97,6 +98,9 @@ class Meter:
             new = before["emitted"] == 0
             counts.looked_up += int(before["prompt"][new].sum())
             counts.found += int(done.columns["kv"][new].sum())
+        if event in (life_cycle.CHUNK, life_cycle.FIRST):
+            counts.prefilled += int((done.columns["kv"] - before["kv"]).sum())
+            counts.firsts += int(done.emitted.sum())
         if event == life_cycle.HALT:
             self._take_back(requests, before["emitted"] - done.columns["emitted"])
         if event in self._phases and self.table.state(event).forward is not None:

@@ -47,6 +47,10 @@ BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5
 WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 A_ROUND = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+# As vLLM labels the metrics of an engine; with several replicas the front puts the number of each in its place.
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+CHOICES = (1, 2, 5, 10, 20, 50, 100, 128)
 Given = ParamSpec("Given")
 
 
@@ -74,7 +78,8 @@ class Metrics:
         self.tracing = tracing
         self.meter = meter
         self.registry = CollectorRegistry()
-        self.model = served.name
+        self.who = (served.name, ENGINE)
+        self._launched = 0
         self._counters()
         self._gauges()
         self._histograms()
@@ -87,7 +92,7 @@ class Metrics:
     # What there is -----------------------------------------------------------------------------------------------
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(name, about, ("model_name", *labels), registry=self.registry)
+        return Counter(name, about, (*LABELS, *labels), registry=self.registry)
 
     def _counters(self) -> None:
         make = self._counter
@@ -97,6 +102,9 @@ class Metrics:
         self.preempted = make("vllm:num_preemptions", "Requests that gave their pages back and run again.")
         self.cache_queries = make("vllm:prefix_cache_queries", "Prompt tokens looked up among cached ones.")
         self.cache_hits = make("vllm:prefix_cache_hits", "Prompt tokens whose KV was there.")
+        self.cached = make(
+            "vllm:prompt_tokens_cached", "Prompt tokens whose KV was there, as vLLM names them."
+        )
         self.drafts = make("vllm:spec_decode_num_drafts", "Rounds that judged drafts.")
         self.drafted = make("vllm:spec_decode_num_draft_tokens", "Drafts judged.")
         self.accepted = make("vllm:spec_decode_num_accepted_tokens", "Drafts accepted and emitted.")
@@ -115,7 +123,7 @@ class Metrics:
 
     def _gauges(self) -> None:
         def make(name: str, about: str, *labels: str) -> Gauge:
-            return Gauge(name, about, ("model_name", *labels), registry=self.registry)
+            return Gauge(name, about, (*LABELS, *labels), registry=self.registry)
 
         self.running = make("vllm:num_requests_running", "Requests in the engine.")
         self.waiting = make("vllm:num_requests_waiting", "Requests in the queue.")
@@ -125,7 +133,7 @@ class Metrics:
 
     def _histograms(self) -> None:
         def make(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, about, ("model_name",), buckets=buckets, registry=self.registry)
+            return Histogram(name, about, LABELS, buckets=buckets, registry=self.registry)
 
         seconds = {
             "ttft": ("vllm:time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN),
@@ -141,7 +149,9 @@ class Metrics:
             "prompt": ("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS),
             "generation": ("vllm:request_generation_tokens", "Tokens emitted for a request.", TOKENS),
             "most": ("vllm:request_params_max_tokens", "Limit of a request.", TOKENS),
-            "iteration": ("vllm:iteration_tokens_total", "Tokens emitted in an iteration.", TOKENS),
+            "n": ("vllm:request_params_n", "Choices that a request asks of each prompt.", CHOICES),
+            "computed": ("vllm:request_prefill_kv_computed_tokens", "Prompt tokens that were run.", TOKENS),
+            "iteration": ("vllm:iteration_tokens_total", "Tokens run or emitted in an iteration.", TOKENS),
             "a_round": ("fsm_spec:emitted_tokens_per_round", "Tokens that a round emitted.", A_ROUND),
         }
         self.histograms = {key: make(*entry) for key, entry in {**seconds, **tokens}.items()}
@@ -151,24 +161,25 @@ class Metrics:
         info = Gauge(
             "vllm:cache_config_info",
             "Size of the KV pool.",
-            ("model_name", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
+            (*LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching"),
             registry=self.registry,
         )
         caching = str(self.session.caches_prefixes)
-        info.labels(self.model, str(pool.page_size), str(pool.pages), caching).set(1)
+        info.labels(*self.who, str(pool.page_size), str(pool.pages), caching).set(1)
         spec = Gauge(
             "fsm_spec:spec_info",
             "The spec served.",
-            ("model_name", "spec", "digest", "verdict"),
+            (*LABELS, "spec", "digest", "verdict"),
             registry=self.registry,
         )
-        spec.labels(self.model, table.name, table.digest[:16], self.served.verdict).set(1)
+        spec.labels(*self.who, table.name, table.digest[:16], self.served.verdict).set(1)
         for counter in (
             self.prompt_tokens,
             self.generation_tokens,
             self.preempted,
             self.cache_queries,
             self.cache_hits,
+            self.cached,
             self.drafts,
             self.drafted,
             self.accepted,
@@ -176,21 +187,23 @@ class Metrics:
             self.loop_seconds,
             self.emitted,
         ):
-            counter.labels(self.model)  # there from the start, so that rates begin at 0
+            counter.labels(*self.who)  # there from the start, so that rates begin at 0
         self._levels(running=0, waiting=0)
 
     # What happens ------------------------------------------------------------------------------------------------
 
     def _see(self, key: str, value: float) -> None:
-        self.histograms[key].labels(self.model).observe(value)
+        self.histograms[key].labels(*self.who).observe(value)
 
     @harmless
     def started(self, job: Job) -> None:
         """Count a job that the engine got."""
-        self.prompt_tokens.labels(self.model).inc(len(job.prompt))
+        self.prompt_tokens.labels(*self.who).inc(len(job.prompt))
         self._see("queue", job.started - job.arrived)
         self._see("prompt", len(job.prompt))
         self._see("most", job.limit)
+        if job.index == 0:
+            self._see("n", job.n)
 
     @harmless
     def progressed(self, job: Job, tokens: int) -> None:
@@ -198,7 +211,7 @@ class Metrics:
         if not (tokens and job.counted):
             return
         now = time.perf_counter()
-        self.generation_tokens.labels(self.model).inc(tokens)
+        self.generation_tokens.labels(*self.who).inc(tokens)
         if job.emitted == tokens:
             self._see("ttft", job.first_token - job.arrived)
             self._see("prefill", job.first_token - job.started)
@@ -211,12 +224,13 @@ class Metrics:
         """Count an end, and trace it."""
         if self.tracing is not None:
             self.tracing.ended(job, reason)
-        self.success.labels(self.model, reason).inc()
+        self.success.labels(*self.who, reason).inc()
         if reason not in {"stop", "length"}:
             return
         now = time.perf_counter()
         self._see("e2e", now - job.arrived)
         self._see("generation", job.emitted)
+        self._see("computed", len(job.prompt) - job.cached)
         if job.emitted:
             self._see("decode", now - job.first_token)
             self._see("inference", now - job.started)
@@ -232,44 +246,48 @@ class Metrics:
     def iterated(self, seconds: float) -> None:
         """Move the engine's counts into the registry."""
         counts = self.meter.take()
-        model, table = self.model, self.served.table
-        self.loop_seconds.labels(model).inc(seconds)
-        self.launches.labels(model).inc(counts.launches)
+        who, table = self.who, self.served.table
+        self.loop_seconds.labels(*who).inc(seconds)
+        self.launches.labels(*who).inc(self.session.launches - self._launched)
+        self._launched = self.session.launches
         for phase, spent in counts.phases.items():
-            self.phase_seconds.labels(model, phase).inc(spent)
+            self.phase_seconds.labels(*who, phase).inc(spent)
         for state, number in counts.rounds.items():
-            self.rounds.labels(model, state).inc(number)
+            self.rounds.labels(*who, state).inc(number)
         for code, number in counts.transitions.items():
             row = table.rows[code // 2]
             target = "end" if code % 2 else row.target
-            self.transitions.labels(model, "|".join(row.sources), row.event, target).inc(number)
+            self.transitions.labels(*who, "|".join(row.sources), row.event, target).inc(number)
         emitted = sum(run * number for run, number in counts.runs.items())
-        self.emitted.labels(model).inc(emitted)
+        self.emitted.labels(*who).inc(emitted)
         for run, number in counts.runs.items():
             for _ in range(number):
                 self._see("a_round", run)
-        if emitted:
-            self._see("iteration", emitted)
+        # As vLLM counts: the prompt tokens that were run, and all that was emitted.
+        tokens = counts.prefilled + counts.firsts + emitted
+        if tokens:
+            self._see("iteration", tokens)
         self._drafts(counts.judged, counts.drafted, counts.accepted, counts.places)
-        self.preempted.labels(model).inc(counts.preemptions)
+        self.preempted.labels(*who).inc(counts.preemptions)
         if self.session.caches_prefixes:
-            self.cache_queries.labels(model).inc(counts.looked_up)
-            self.cache_hits.labels(model).inc(counts.found)
+            self.cache_queries.labels(*who).inc(counts.looked_up)
+            self.cache_hits.labels(*who).inc(counts.found)
+            self.cached.labels(*who).inc(counts.found)
 
     def _drafts(self, judged: int, drafted: int, accepted: int, places: Any) -> None:  # noqa: ANN401 -- a Counter; its name is Prometheus' here
-        self.drafts.labels(self.model).inc(judged)
-        self.drafted.labels(self.model).inc(drafted)
-        self.accepted.labels(self.model).inc(accepted)
+        self.drafts.labels(*self.who).inc(judged)
+        self.drafted.labels(*self.who).inc(drafted)
+        self.accepted.labels(*self.who).inc(accepted)
         for place, number in places.items():
-            self.by_place.labels(self.model, str(place)).inc(number)
+            self.by_place.labels(*self.who, str(place)).inc(number)
 
     def _levels(self, *, running: int, waiting: int) -> None:
-        self.running.labels(self.model).set(running)
-        self.waiting.labels(self.model).set(waiting)
+        self.running.labels(*self.who).set(running)
+        self.waiting.labels(*self.who).set(waiting)
         kinds = self.session.pages_by_kind()
         held = kinds["committed"] + kinds["tentative"]
-        self.usage.labels(self.model).set(held / self.session.pool.pages)
+        self.usage.labels(*self.who).set(held / self.session.pool.pages)
         for kind, pages in kinds.items():
-            self.pages.labels(self.model, kind).set(pages)
+            self.pages.labels(*self.who, kind).set(pages)
         for name, value in self.served.table.params.items():
-            self.tier.labels(self.model, name).set(value)
+            self.tier.labels(*self.who, name).set(value)

@@ -5,12 +5,14 @@ Unknown parameters are refused, values are never coerced, and null means the sam
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 MOST_CHOICES = 128
 MOST_LOGPROBS = 20
+MOST_SECONDS = 86400.0
 INT64 = 2**63
 
 
@@ -27,31 +29,36 @@ Int = Annotated[int, Field(strict=True)]
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
-StopText = Annotated[Text, Field(min_length=1, max_length=1024)]
-
-# Parameters of OpenAI's that change nothing here at these values; at any other they are refused.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "function_call": (),
-    "functions": (),
-    "metadata": ({},),
-    "modalities": (["text"],),
-    "prediction": (),
-    "prompt_cache_key": (),
-    "reasoning_effort": (),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": (),
-    "verbosity": (),
-    "web_search_options": (),
-}
+StopText = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_encodable)]
+Neutral = Mapping[str, tuple[Any, ...]]
 
 
 class Strict(BaseModel):
-    """Refuse what is not declared."""
+    """Refuse what is not declared.
+
+    `neutral` are parameters of OpenAI's that nothing here supports, with the values at which they ask for nothing;
+    null is one of them.
+    """
 
     model_config = ConfigDict(extra="forbid")
+    neutral: ClassVar[Neutral] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, given: Any) -> Any:  # noqa: ANN401 -- what the client sent
+        if not isinstance(given, dict):
+            return given
+        return {
+            key: value
+            for key, value in given.items()
+            if not (
+                key in cls.neutral and (value is None or any(_same(value, each) for each in cls.neutral[key]))
+            )
+        }
+
+
+def _same(value: object, neutral: object) -> bool:
+    return type(value) is type(neutral) and value == neutral
 
 
 class StreamOptions(Strict):
@@ -88,9 +95,18 @@ class ResponseFormat(Strict):
 class SamplingRequest(Strict):
     """Hold what completions and chats have in common."""
 
+    neutral: ClassVar[Neutral] = {
+        "metadata": ({},),
+        "modalities": (["text"],),
+        "prediction": (),
+        "prompt_cache_key": (),
+        "safety_identifier": (),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+    }
     model: Text | None = Field(default=None, description="a served name; the server's own when left out")
     n: Int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="choices for each prompt")
-    max_tokens: Int | None = Field(default=None, ge=0, description="most tokens to generate")
+    max_tokens: Int | None = Field(default=None, ge=0, lt=2**31, description="most tokens to generate")
     temperature: Real | None = Field(default=None, ge=0, le=2, description="0 takes the most probable token")
     top_p: Real | None = Field(default=None, gt=0, le=1)
     top_k: Int | None = Field(default=None, ge=-1, lt=2**31, description="0 or -1: all tokens")
@@ -106,30 +122,21 @@ class SamplingRequest(Strict):
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=128)
     include_stop_str_in_output: Flag | None = None
     ignore_eos: Flag | None = None
-    min_tokens: Int | None = Field(default=None, ge=0)
+    min_tokens: Int | None = Field(default=None, ge=0, lt=2**31)
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     priority: Int | None = Field(default=None, ge=-INT64, lt=INT64, description="lower goes first")
+    timeout: Real | None = Field(
+        default=None,
+        gt=0,
+        le=MOST_SECONDS,
+        description="seconds from arrival to the end; the server's own may be less",
+    )
     user: Text | None = Field(default=None, max_length=512, description="stands in the log; nothing else")
     speculation_stats: Flag | None = Field(
         default=None, description="add acceptance length and tokens per forward to the answer"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral(cls, given: Any) -> Any:  # noqa: ANN401 -- what the client sent
-        if not isinstance(given, dict):
-            return given
-        return {
-            key: value
-            for key, value in given.items()
-            if not (key in _NEUTRAL and (value is None or any(_same(value, each) for each in _NEUTRAL[key])))
-        }
-
-
-def _same(value: object, neutral: object) -> bool:
-    return type(value) is type(neutral) and value == neutral
 
 
 TokenIds = Annotated[list[TokenId], Field(max_length=2**20)]
@@ -138,6 +145,7 @@ TokenIds = Annotated[list[TokenId], Field(max_length=2**20)]
 class CompletionRequest(SamplingRequest):
     """Ask for a text that continues a prompt."""
 
+    neutral: ClassVar[Neutral] = {**SamplingRequest.neutral, "suffix": ("",)}
     prompt: (
         Text
         | TokenIds
@@ -147,12 +155,6 @@ class CompletionRequest(SamplingRequest):
     echo: Flag | None = Field(default=None, description="begin the text with the prompt")
     logprobs: Int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     best_of: Int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="must equal n")
-
-    @model_validator(mode="after")
-    def _best(self) -> CompletionRequest:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of must equal n: every choice is returned")
-        return self
 
 
 class TextPart(Strict):
@@ -180,6 +182,14 @@ class ToolCall(Strict):
 class Message(Strict):
     """Be one turn of a chat; content is a string or text parts."""
 
+    # What clients send back of an earlier answer, of this server or another.
+    neutral: ClassVar[Neutral] = {
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "reasoning": (),
+        "reasoning_content": (),
+    }
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
     name: Text | None = None
@@ -226,8 +236,17 @@ class NamedTool(Strict):
 class ChatRequest(SamplingRequest):
     """Ask for the next turn of a chat."""
 
+    neutral: ClassVar[Neutral] = {
+        **SamplingRequest.neutral,
+        "audio": (),
+        "function_call": (),
+        "functions": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
+    }
     messages: list[Message] = Field(min_length=1, max_length=4096)
-    max_completion_tokens: Int | None = Field(default=None, ge=0, description="as max_tokens")
+    max_completion_tokens: Int | None = Field(default=None, ge=0, lt=2**31, description="as max_tokens")
     logprobs: Flag | None = None
     top_logprobs: Int | None = Field(default=None, ge=0, le=MOST_LOGPROBS, description="needs logprobs")
     tools: list[Tool] | None = Field(default=None, max_length=128)

@@ -7,17 +7,16 @@ from typing import Any
 
 from fsm_spec.errors import FsmSpecError
 
-# The error types that OpenAI's clients know, by status.
+# The error types that OpenAI's clients know, by status; of other requests that are wrong it is the first.
+INVALID = "invalid_request_error"
+# The client has left; the status that nginx logs then.
+LEFT = 499
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
-    499: "request_cancelled",
+    LEFT: "request_cancelled",
     503: "service_unavailable_error",
     504: "timeout_error",
 }
@@ -51,5 +50,5 @@ def error_content(
     status: int, message: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """Lay out an error as OpenAI does."""
-    kind = _TYPES.get(status, "server_error")
+    kind = _TYPES.get(status, INVALID if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

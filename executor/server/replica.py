@@ -48,6 +48,7 @@ class Start:
     limit: int
     options: Options
     grammar: str | None
+    n: int
     client: str
     priority: int
     left: float | None
@@ -68,6 +69,7 @@ class Start:
             job.limit,
             replace(job.options, controls=replace(controls, grammar=None)),
             controls.grammar.compiled if controls.grammar is not None else None,
+            job.n,
             job.client,
             job.priority,
             None if job.deadline is None else job.deadline - now,
@@ -159,7 +161,8 @@ class Replica:
         if told.grammar is not None:
             grammar = self.served.compiler.start(told.grammar)
             options = replace(options, controls=replace(options.controls, grammar=grammar))
-        job = Job(told.request_id, told.index, told.prompt, told.limit, options, told.client, told.priority)
+        job = Job(told.request_id, told.index, told.prompt, told.limit, options, told.n, told.client)
+        job.priority = told.priority
         now = time.perf_counter()
         job.arrived = now - told.waited
         job.deadline = None if told.left is None else now + told.left

@@ -62,6 +62,17 @@ class Lane:
         self.outbox.append(message)
         self.told.set()
 
+    def describe(self) -> dict[str, Any]:
+        """Say whether the replica is up, in which process and life, and how much runs there."""
+        return {
+            "replica": self.number,
+            "up": self.life is not None,
+            "process": self.process,
+            "life": self.losses + 1,
+            "losses": self.losses,
+            "running": len(self.jobs),
+        }
+
 
 class Replicas:
     """Run jobs on replicas: the front's `Engines`."""
@@ -312,8 +323,9 @@ class Replicas:
             "pages": {kind: sum(part["pages"][kind] for part in found.values()) for kind in kinds},
             "policy": self.session.policy.policy,
             "replicas": [
-                {"replica": number, **{key: value for key, value in part.items() if key != "live"}}
-                for number, part in found.items()
+                {**lane.describe(), **{key: value for key, value in part.items() if key != "live"}}
+                for lane in self.lanes
+                for part in (found.get(lane.number, {}),)
             ],
         }
 
@@ -333,18 +345,7 @@ class Replicas:
 
     def describe(self) -> dict[str, Any]:
         """List the replicas; the pool is that of each."""
-        return {
-            "replicas": [
-                {
-                    "replica": lane.number,
-                    "process": lane.process,
-                    "up": lane.life is not None,
-                    "running": len(lane.jobs),
-                    "losses": lane.losses,
-                }
-                for lane in self.lanes
-            ]
-        }
+        return {"replicas": [lane.describe() for lane in self.lanes]}
 
     def announced(self) -> dict[str, Any]:
         """Count the replicas."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -111,6 +112,12 @@ class Served:
     def name(self) -> str:
         """Give the name that answers carry."""
         return self.settings.names[0]
+
+    @property
+    def fingerprint(self) -> str:
+        """Give `system_fingerprint`: it changes with what the start fixed, and with the policy in force."""
+        facts = self.settings.fingerprint + self.session.policy.model_dump_json()
+        return f"fp_{hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()}"
 
     @cached_property
     def in_order(self) -> bool:

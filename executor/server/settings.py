@@ -10,13 +10,16 @@ class Settings:
     """Hold names and limits of a server; times in seconds.
 
     `max_queue` and `max_queue_tokens` bound what waits in front of the engine (tokens: prompt plus limit).
+    `max_running` is what the start said of requests in the engine, which holds for policies that are switched to too.
     `timeout` ends requests that take longer, `stall` connections whose client reads nothing for so long.
     `keys` empty: any key passes. `drain` is how long running requests may go on after SIGTERM.
+    `fingerprint` digests what seeded answers depend on and the start fixes; see `Served.fingerprint`.
     """
 
     names: tuple[str, ...] = ("model",)
     keys: tuple[str, ...] = ()
     max_model_len: int = 4096
+    max_running: int | None = None
     max_body: int = 4 * 2**20
     max_queue: int = 512
     max_queue_tokens: int = 2**22

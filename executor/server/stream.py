@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,6 +15,11 @@ DONE = b"data: [DONE]\n\n"
 def encode(value: object) -> bytes:
     """Write JSON as UTF-8; half characters, which no valid text holds, become question marks."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with JSON."""
+    return Response(encode(value), status, headers, media_type="application/json")
 
 
 def event(value: object) -> bytes:

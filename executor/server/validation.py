@@ -18,8 +18,6 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> Refusal:
     error = max(errors, key=lambda each: (len(_path(each)), each["type"] == "extra_forbidden"))
     path = _path(error)
     kind, message = error["type"], str(error["msg"])
-    if kind == "json_invalid":
-        return Refusal(f"the body is no valid JSON: {error.get('ctx', {}).get('error', message)}")
     if not path:
         what = "the body is read as no JSON object; send one, with the header Content-Type: application/json"
         if kind == "missing":
@@ -28,9 +26,7 @@ def refusal_of(errors: Sequence[Mapping[str, Any]]) -> Refusal:
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if kind == "extra_forbidden":
         return Refusal(
-            f"parameter {name!r} is not supported{nearest(str(path[-1]), _known())}",
-            name,
-            "unsupported_parameter",
+            f"parameter {name!r} is not supported{_way_out(str(path[-1]))}", name, "unsupported_parameter"
         )
     if kind == "missing":
         return Refusal(f"parameter {name!r} is missing", name, "missing_required_parameter")
@@ -53,9 +49,15 @@ def _alternatives() -> set[str]:
     return {"str", "int", "float", "bool", "NamedTool"}
 
 
-def _known() -> list[str]:
-    models = (protocol.CompletionRequest, protocol.ChatRequest)
-    return list(dict.fromkeys(name for model in models for name in model.model_fields))
+def _way_out(word: str) -> str:
+    """Give the end of a sentence: what a client can do about a parameter that is none here."""
+    requests = (protocol.CompletionRequest, protocol.ChatRequest)
+    for model in (*requests, protocol.Message):
+        if word in model.neutral:
+            values = [json.dumps(value) for value in model.neutral[word]]
+            return "; leave it out" + (f", or give {' or '.join(values)}" if values else "")
+    known = list(dict.fromkeys(name for model in requests for name in model.model_fields))
+    return " here" if word in known else nearest(word, known)
 
 
 def _shown(value: object) -> str:

@@ -59,6 +59,7 @@ class Worker:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopping = False
+        self._ended = False
         self._checked = 0.0
         self._pace = 0.0
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -99,6 +100,8 @@ class Worker:
                 future.set_exception(error)
 
         self._post(run)
+        if self._ended:  # what was posted before that has been run
+            raise Refusal("the engine is not running", code="engine_down", status=503)
         return await asyncio.wrap_future(future)
 
     def stop(self) -> None:
@@ -142,6 +145,7 @@ class Worker:
         )
         status = 503 if self.fault is None else 500
         self._fail_all(Refusal(sentence, code="engine_down", status=status))
+        self._ended = True
         self._act()
 
     def _act(self) -> None:
@@ -218,6 +222,7 @@ class Worker:
         self.observer.progressed(job, tokens)
         if self.session.done(number):
             delta.result = self.session.result(number)
+            job.cached = delta.result.cached_tokens
             self._forget(number)
             self.observer.ended(job, delta.result.finish_reason)
             if delta.result.finish_reason == FAULT:

@@ -145,9 +145,8 @@ def test_mapped_trace_is_allowed(project: Path, tmp_path: Path) -> None:
     (program,) = blocks(page, "python")
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     done = replay(tmp_path / "engine.jsonl")
-    shown = (
-        f"{done.steps} steps of {done.requests} requests, {done.ended} ended, {done.emitted} tokens emitted"
-    )
+    assert 1 == done.requests
+    shown = f"{done.steps} steps of 1 request, {done.ended} ended, {done.emitted} tokens emitted"
     assert shown in page.read_text(encoding="utf-8")
     wrong = program.replace("(2, 1, 7, 3, 3)", "(2, 1, 8, 3, 3)")
     subprocess.run([sys.executable, "-c", wrong], cwd=tmp_path, check=True)

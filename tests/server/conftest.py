@@ -10,6 +10,17 @@ from typing import Any
 import pytest
 from live_server import Running, Serve, in_process, make_model
 
+from fsm_spec.executor.server import logs
+
+
+@pytest.fixture(autouse=True)
+def unlogged() -> Iterator[None]:
+    """Take back where a command of this process wrote its log: the runner closes that stream behind it."""
+    yield
+    for logger in logs.LOGGERS:
+        logger.handlers = []
+        logger.propagate = True
+
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -126,11 +126,13 @@ class Running:
         return _succeeded(self.post("/v1/chat/completions", **body))
 
     def metrics(self) -> dict[str, float]:
-        """Read all metrics, by name and by name and labels besides the model's."""
+        """Read all metrics, by name and by name and labels besides the model's and an only engine's."""
         found: dict[str, float] = {}
-        for family in text_string_to_metric_families(self.http.get("/metrics").text):
+        page = self.http.get("/metrics").text
+        unsaid = ["model_name"] if 'engine="front"' in page else ["model_name", "engine"]
+        for family in text_string_to_metric_families(page):
             for sample in family.samples:
-                labels = [value for name, value in sorted(sample.labels.items()) if name != "model_name"]
+                labels = [value for name, value in sorted(sample.labels.items()) if name not in unsaid]
                 found["/".join([sample.name, *labels])] = sample.value
                 if labels:
                     found[sample.name] = found.get(sample.name, 0.0) + sample.value
@@ -199,7 +201,7 @@ Serve = Callable[..., AbstractContextManager[Running]]
 @contextmanager
 def in_process(folder: Path, spec: str, options: dict[str, Any]) -> Iterator[Running]:
     """Run a server in a thread of this process, on a socket of its own."""
-    names = {field.name for field in fields(Settings)}
+    names = {field.name for field in fields(Settings)} - set(SERVING)
     given = {name: value for name, value in options.items() if name in names}
     chosen = {name: value for name, value in options.items() if name not in names}
     run = Serving(**{**SERVING, "spec": spec, "model": str(folder), **chosen})

@@ -54,6 +54,10 @@ def test_results_have_the_form_of_a_simulation(server: Running, tmp_path: Path, 
     file = tmp_path / "one.json"
     file.write_text(said)
     page = tmp_path / "page.html"
+    code, said, _ = bench(*given[:-2])
+    assert code == 0
+    assert "8 of 8 requests finished in" in said
+    assert "simulated" not in said
     code, said, _ = bench(*given[:-2], "--beside", str(file), "--report", str(page))
     assert code == 0
     assert said.count("measured") >= 2

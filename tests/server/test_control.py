@@ -192,6 +192,13 @@ def test_forced_tool_calls(server: Running) -> None:
     assert json.loads("".join(part.function.arguments for part in parts))["city"] in {"Paris", "Rome"}
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
     assert texts([chunk.to_dict() for chunk in chunks]) == ""
+    several = list(
+        client.chat.completions.create(messages=messages, tool_choice=named, stream=True, n=2, **given)
+    )
+    for index in range(2):
+        own: Any = [each for chunk in several for each in chunk.choices if each.index == index]
+        assert own[-1].finish_reason == "tool_calls"
+        assert ["time"] == [part.function.name for each in own for part in each.delta.tool_calls or []]
     # The call goes back with its result, as agents do.
     answer = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
     again = [*messages, choice.message.to_dict(), answer]

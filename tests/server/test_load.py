@@ -256,6 +256,11 @@ def test_deadline(serve: Serve) -> None:
         events = running.stream("/v1/completions", prompt="hello", max_tokens=900, n=4, **LONG)
         assert events[-1]["error"]["code"] == "deadline"
         running.settled()
+    with serve("ar") as running:
+        late = running.post("/v1/completions", prompt="hello", max_tokens=900, n=4, timeout=0.2, **LONG)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline")
+        assert running.complete(prompt="hello", max_tokens=2, timeout=600, **LONG)["choices"]
+        running.settled()
 
 
 def test_preemption_changes_no_answer(serve: Serve) -> None:
@@ -285,6 +290,7 @@ def test_policy_switch_while_serving(serve: Serve) -> None:
     """Another policy takes over between two iterations; what cannot run is refused."""
     with serve("ar", pages=60) as running:
         switched: list[int] = []
+        first = running.complete(prompt="hello", max_tokens=1, **LONG)["system_fingerprint"]
 
         def switch() -> None:
             mine = {"policy": "mine", "admit": "holdback", "max_running": 2}
@@ -301,6 +307,9 @@ def test_policy_switch_while_serving(serve: Serve) -> None:
         thread.join()
         assert switched == [200, 200, 200]
         assert running.http.get("/v1/fsm").json()["policy"]["policy"] == "mine"
+        assert first != running.complete(prompt="hello", max_tokens=1, **LONG)["system_fingerprint"]
+        assert running.http.put("/v1/fsm/policy", json={"policy": "holdback"}).status_code == 200
+        assert first == running.complete(prompt="hello", max_tokens=1, **LONG)["system_fingerprint"]
         for wrong in ("greedy", "/etc/passwd", {"admit": "never"}, {"admit": "greedy"}):
             refused = running.http.put("/v1/fsm/policy", json={"policy": wrong})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "policy")

@@ -218,7 +218,12 @@ def test_statistics_on_request(server: Running) -> None:
         ({"prompt": "a", "seed": 2**63}, "seed", 400),
         ({"prompt": "a", "suffix": "x"}, "suffix", 400),
         ({"prompt": "a", "temperatur": 1}, "temperatur", 400),
-        ({"prompt": "a", "best_of": 2}, None, 400),
+        ({"prompt": "a", "best_of": 2}, "best_of", 400),
+        ({"prompt": "a", "stop": ["x", ""]}, "stop", 400),
+        ({"prompt": "a", "max_tokens": 10**400}, "max_tokens", 400),
+        ({"prompt": "a", "timeout": 0}, "timeout", 400),
+        ({"prompt": "a", "n": True}, "n", 400),
+        ({"prompt": "a", "store": True}, "store", 400),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", 400),
         ({"prompt": "a", "min_tokens": 20}, "min_tokens", 400),
         ({"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format", 400),
@@ -253,6 +258,10 @@ def test_refusals_name_the_parameter(
         ({"messages": CHAT, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"messages": CHAT, "logit_bias": {"9": None}}, "logit_bias"),
         ({"messages": CHAT, "audio": {}}, "audio"),
+        ({"messages": CHAT, "metadata": {"a": "b"}}, "metadata"),
+        ({"messages": CHAT, "service_tier": "flex"}, "service_tier"),
+        ({"messages": CHAT, "suffix": ""}, "suffix"),
+        ({"messages": CHAT, "response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
     ],
 )
 def test_chat_refusals_name_the_parameter(server: Running, body: dict[str, Any], param: str) -> None:
@@ -267,6 +276,45 @@ def test_neutral_values_of_unsupported_parameters_pass(client: openai.OpenAI) ->
     extra: dict[str, Any] = {"audio": None, "store": False, "metadata": None, "service_tier": "auto"}
     done = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=1, extra_body=extra)
     assert 1 == len(done.choices)
+    # As a chat's history has it that keeps the client's own objects.
+    message: Any = {**done.choices[0].message.model_dump(), "annotations": []}
+    assert client.chat.completions.create(
+        model="tiny", messages=[*CHAT, message, *CHAT], max_tokens=1
+    ).choices
+
+
+def test_a_way_out_of_what_is_not_supported(server: Running) -> None:
+    """The sentence says what to give instead, and suggests no other parameter."""
+    for name, value, way_out in [
+        ("service_tier", "flex", 'leave it out, or give "auto" or "default"'),
+        ("audio", {}, "leave it out"),
+        ("echo", True, "not supported here"),
+        ("temperatur", 1, 'did you mean "temperature"?'),
+    ]:
+        refused = server.post("/v1/chat/completions", messages=CHAT, **{name: value}).json()["error"]
+        assert refused["message"].endswith(way_out)
+        assert (refused["param"], refused["code"]) == (name, "unsupported_parameter")
+
+
+def test_usage_of_several_choices(client: openai.OpenAI) -> None:
+    """A prompt counts once however many choices it has, and no more of it is cached than there is."""
+    given: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": "counted once " * 3,
+        "max_tokens": 3,
+        "extra_body": LONG,
+    }
+    whole = client.completions.create(n=3, **given).usage
+    last = list(client.completions.create(n=3, stream=True, stream_options={"include_usage": True}, **given))[
+        -1
+    ]
+    assert whole is not None
+    assert last.usage is not None
+    assert last.choices == []
+    assert (39, 9) == (whole.prompt_tokens, whole.completion_tokens)
+    assert (39, 9) == (last.usage.prompt_tokens, last.usage.completion_tokens)
+    assert last.usage.prompt_tokens_details is not None
+    assert 36 == last.usage.prompt_tokens_details.cached_tokens
 
 
 def test_most_choices(server: Running) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crew import crew, slow
 from live_server import Running, Serve
 from playwright.sync_api import Page, expect, sync_playwright
 
@@ -72,6 +73,34 @@ def test_a_person_sees_requests_walk_and_switches_the_policy(page: Page, busy: R
         page.screenshot(path=shown, full_page=True)
     expect(page.locator("#nobody")).to_be_visible(timeout=120_000)
     expect(page.locator(".states .busy")).to_have_count(0)
+    assert faults == []
+
+
+def test_a_person_sees_replicas_come_and_go(page: Page, folder: Path) -> None:
+    """Each replica has a line: whether it is up, what runs there, its pages, and which life it is in."""
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    with crew(folder, spec="ar") as found:
+        slow(found.links)
+        page.emulate_media(color_scheme="dark")
+        page.goto(found.running.url)
+        rows = page.locator("#replica-rows tr")
+        expect(rows).to_have_count(2)
+        expect(rows.locator(".up")).to_have_count(2)
+        # Prompts that begin alike would all go to one replica.
+        body = {**LONG, "prompt": [letter * 40 for letter in "abcd"], "n": 1, "stream": True}
+        with found.running.http.stream("POST", "/v1/completions", json=body):
+            expect(rows.nth(1).locator("td").nth(2)).to_have_text("2")
+            expect(rows.nth(1).locator("td").nth(4)).to_have_text(re.compile(r"[1-9]\d* of 300"))
+            expect(page.locator("#live tr")).to_have_count(4)
+            assert {"0", "1"} == set(page.locator("#live td:nth-child(2)").all_text_contents())
+            shown = os.environ.get("FSM_SPEC_SCREENSHOT")
+            if shown:
+                page.screenshot(path=shown.replace(".png", "_replicas.png"), full_page=True)
+        found.kill(0)
+        expect(rows.first.locator("td").last).to_have_text("2", timeout=30_000)
+        expect(rows.locator(".up")).to_have_count(2, timeout=30_000)
+    page.emulate_media(color_scheme="light")
     assert faults == []
 
 

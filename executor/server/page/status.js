@@ -44,7 +44,8 @@ function showFacts(facts) {
   const parameters = Object.entries(facts.params).map(([name, value]) => `${name} = ${value}`);
   const chips = [facts.verdict, `model ${facts.model}`, ...parameters, `table ${facts.digest.slice(0, 12)}`, facts.system_fingerprint];
   at("facts").replaceChildren(...chips.map((text) => make("span", text)));
-  at("policy").replaceChildren(...facts.policies.map((name) => make("option", name)));
+  const policies = new Set([...facts.policies, facts.policy.policy]);
+  at("policy").replaceChildren(...[...policies].map((name) => make("option", name)));
   at("policy").value = facts.policy.policy;
   at("states").replaceChildren(
     ...facts.states.filter((state) => state.name !== "end").map((state) => {
@@ -66,27 +67,56 @@ function showStates(state) {
   }
 }
 
-function showPages(pages) {
-  const all = pages.committed + pages.tentative + pages.cached + pages.free;
-  const kinds = ["committed", "tentative", "cached"].map((kind) => {
+const allOf = (pages) => pages.committed + pages.tentative + pages.cached + pages.free;
+
+function partsOf(pages) {
+  return ["committed", "tentative", "cached"].map((kind) => {
     const made = make("i", undefined, kind);
-    made.style.width = `${(100 * pages[kind]) / all}%`;
+    made.style.width = `${(100 * pages[kind]) / (allOf(pages) || 1)}%`;
     return made;
   });
-  at("pages").replaceChildren(...kinds);
-  at("pages-text").textContent = `${pages.committed} committed, ${pages.tentative} taken for the next round, ${pages.cached} cached, ${pages.free} free of ${all}`;
 }
+
+function showPages(pages) {
+  at("pages").replaceChildren(...partsOf(pages));
+  at("pages-text").textContent = `${pages.committed} committed, ${pages.tentative} taken for the next round, ${pages.cached} cached, ${pages.free} free of ${allOf(pages)}`;
+}
+
+function showReplicas(replicas) {
+  at("replicas").hidden = !replicas.length;
+  for (const cell of document.querySelectorAll("th.replica")) cell.hidden = !replicas.length;
+  at("replica-rows").replaceChildren(
+    ...replicas.map((replica) => {
+      const state = make("span", replica.up ? "up" : "lost", `chip ${replica.up ? "up" : "lost"}`);
+      const bar = make("div", undefined, "bar");
+      if (replica.pages) bar.append(...partsOf(replica.pages));
+      const held = replica.pages ? `${replica.pages.committed + replica.pages.tentative} of ${allOf(replica.pages)}` : "–";
+      const row = make("tr");
+      for (const part of [replica.replica, state, replica.running, bar, held, replica.process ?? "–", replica.life]) {
+        const cell = make("td");
+        cell.append(part);
+        row.append(cell);
+      }
+      return row;
+    }),
+  );
+}
+
+const shown = (id) => (id.length > 20 ? `${id.slice(0, 18)}…` : id);
 
 function showLive(live) {
   const cells = (request) => [
-    request.index ? `${request.id} #${request.index}` : request.id, request.state, request.path.join(" → "),
+    request.index ? `${shown(request.id)} #${request.index}` : shown(request.id),
+    ...("replica" in request ? [request.replica] : []), request.state, request.path.join(" → "),
     request.columns.prompt, request.columns.emitted, request.columns.kv, request.pages, request.rounds,
     short(request.acceptance_length ?? NaN), `${short(request.seconds, 1)} s`,
   ];
   at("live").replaceChildren(
     ...live.slice(0, 100).map((request) => {
       const row = make("tr");
-      row.append(...cells(request).map((value, index) => make("td", value, index === 2 ? "path" : undefined)));
+      row.title = request.id;
+      const way = "replica" in request ? 3 : 2;
+      row.append(...cells(request).map((value, index) => make("td", value, index === way ? "path" : undefined)));
       return row;
     }),
   );
@@ -103,7 +133,7 @@ function showNumbers(state, found) {
     ["live", state.live.length], ["waiting", state.waiting + state.preempted], ["tokens a second", short(rate, 1)],
     ["tokens a round", short(total(found, "fsm_spec:emitted_tokens_total") / total(found, "fsm_spec:rounds_total"))],
     ["drafts accepted", drafted ? `${short((100 * accepted) / drafted, 0)} %` : "–"],
-    ["KV in use", `${short((100 * (state.pages.committed + state.pages.tentative)) / (state.pages.committed + state.pages.tentative + state.pages.cached + state.pages.free), 0)} %`],
+    ["KV in use", `${short((100 * (state.pages.committed + state.pages.tentative)) / allOf(state.pages), 0)} %`],
     ["preemptions", total(found, "vllm:num_preemptions_total")],
   ];
   at("cards").replaceChildren(
@@ -138,6 +168,7 @@ async function look() {
     const state = await (await ask("v1/fsm/requests")).json();
     showStates(state);
     showPages(state.pages);
+    showReplicas(state.replicas || []);
     showLive(state.live);
     showNumbers(state, numbers(await (await ask("metrics")).text()));
     at("fault").hidden = true;
