@@ -23,7 +23,7 @@ from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.operators import Operators
-from fsm_spec.executor.prefix_cache import PrefixCache, view_of
+from fsm_spec.executor.prefix_cache import Pages, PrefixCache, view_of
 from fsm_spec.executor.request import Controls, Request
 from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.stop_text import StopText
@@ -36,6 +36,7 @@ from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import TraceWriter, header
 
 if TYPE_CHECKING:
+    from fsm_spec.executor.device.pages import DevicePages
     from fsm_spec.executor.device.resident import Resident
     from fsm_spec.executor.device.runner import DeviceRunner
 
@@ -165,7 +166,7 @@ class Session:
             )
         policy = policy or Policy()
         tiers = tiers_of(table, policy)
-        self.allocator = PageAllocator(pool.pages, pool.page_size)
+        self.allocator: PageAllocator | DevicePages
         self.resident = resident
         self.prefixes: PrefixCache | None = None
         self.runner: Runner | DeviceRunner
@@ -176,11 +177,10 @@ class Session:
                 raise UserError(
                     "requests that live on a device run in one process yet; leave out --tensor-parallel"
                 )
-            if prefix_cache:
-                raise UserError("requests that live on a device share no pages yet; leave out --prefix-cache")
             self.runner = resident.runner(tiers, model, drafters or {}, pool, policy, self.mask_id)
-            self.engine = resident.engine(policy)(table, policy, pool, self.runner, trace)
+            self.allocator = self.runner.pages
         else:
+            self.allocator = PageAllocator(pool.pages, pool.page_size)
             self.runner = Runner(
                 tiers.largest,
                 model,
@@ -197,11 +197,12 @@ class Session:
                     for name, drafter in (drafters or {}).items()
                 },
             )
-            if prefix_cache:
-                view = view_of((config, model.dtype, *map(_identity, (drafters or {}).values())))
-                self.prefixes = _prefixes(table, self.allocator, self.runner, view)
-            self.runner.prefixes = self.prefixes
-            self.engine = Engine(table, policy, pool, self.runner, trace, prefixes=self.prefixes)
+        if prefix_cache:
+            view = view_of((config, model.dtype, *map(_identity, (drafters or {}).values())))
+            self.prefixes = _prefixes(table, self.allocator, self.runner.requests, view)
+        self.runner.prefixes = self.prefixes
+        loop = Engine if resident is None else resident.engine(policy)
+        self.engine = loop(table, policy, pool, self.runner, trace, prefixes=self.prefixes)
         self._streams: dict[int, _Stream] = {}
         self.launches = 0
 
@@ -423,11 +424,11 @@ class Session:
             del self._streams[number]
 
 
-def _prefixes(table: Table, allocator: PageAllocator, runner: Runner, view: str) -> PrefixCache:
+def _prefixes(table: Table, pages: Pages, requests: Mapping[int, Request], view: str) -> PrefixCache:
     why = rules.refusal(table)
     if why:
         raise UserError(f"{table.name} keeps no pages for later requests: {why}; use --no-prefix-cache")
-    return PrefixCache(table, allocator, runner.requests, view)
+    return PrefixCache(table, pages, requests, view)
 
 
 def _identity(drafter: Drafter) -> tuple[object, ...]:

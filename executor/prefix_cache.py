@@ -10,14 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from fsm_spec import prefix_cache as rules
 from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.table import Table
-
-if TYPE_CHECKING:
-    from fsm_spec.executor.cache import PageAllocator
 
 _KEY_BYTES = 16
 # Evicting a few pages together keeps those that one request takes side by side, which attention reads in place.
@@ -43,6 +40,10 @@ class CachedPages:
     def page_of(self, key: bytes) -> int | None:
         """Give the page that holds a key's text; None where there is none."""
         return self._page_of.get(key)
+
+    def names(self, page: int) -> bool:
+        """Tell whether a page has a name here."""
+        return page in self._key_of
 
     def enter(self, key: bytes, page: int) -> None:
         """Name a page that a request holds; neither has been named before."""
@@ -71,6 +72,29 @@ class CachedPages:
         return pages
 
 
+class Pages(Protocol):
+    """Know who holds which page: the allocator's books, or those of a device's pages."""
+
+    page_size: int
+    cached: CachedPages
+    changes: int
+
+    def holders(self, page: int) -> int:
+        """Count the requests that hold a page."""
+
+    def common(self, request: int) -> list[int]:
+        """List the pages at the front of a request's table that have other holders as well."""
+
+    def block_table(self, request: int) -> list[int]:
+        """List the pages of a request in the order of its slots."""
+
+    def hold(self, request: int, pages: Sequence[int]) -> None:
+        """Begin the table of a request that holds nothing with pages that are cached, or that others hold."""
+
+    def exchange(self, request: int, place: int, page: int) -> None:
+        """Let a request hold another page of the same text in place of its own, which goes back."""
+
+
 class PrefixCache:
     """Find and leave pages for the requests of one session: the engine's `Prefixes`.
 
@@ -78,9 +102,7 @@ class PrefixCache:
     written here.
     """
 
-    def __init__(
-        self, table: Table, allocator: PageAllocator, requests: Mapping[int, Request], view: str
-    ) -> None:
+    def __init__(self, table: Table, allocator: Pages, requests: Mapping[int, Request], view: str) -> None:
         self.allocator = allocator
         self.requests = requests
         self._root = hashlib.blake2b(view.encode(), digest_size=_KEY_BYTES).digest()

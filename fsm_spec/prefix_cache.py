@@ -134,8 +134,11 @@ def look_up(engine: Engine, prefixes: Prefixes, queue: Sequence[int]) -> list[Fo
     return given
 
 
-def decide(engine: Engine, prefixes: Prefixes) -> Plan:
-    """Let the policy decide an iteration in which requests share pages; a plan counts all pages that each holds."""
+def decide(engine: Engine, prefixes: Prefixes, columns: Columns | None = None) -> Plan:
+    """Let the policy decide an iteration in which requests share pages; a plan counts all pages that each holds.
+
+    `columns` are those of live requests where a round in flight will have moved them.
+    """
     live, queue = engine.live, engine.queue()
     found = look_up(engine, prefixes, queue)
     waiting = [
@@ -143,7 +146,8 @@ def decide(engine: Engine, prefixes: Prefixes) -> Plan:
         for request, each in zip(queue, found, strict=True)
     ]
     shared = engine.count_shared()
-    columns = {name: values[live] for name, values in engine.columns.items()}
+    if columns is None:
+        columns = {name: values[live] for name, values in engine.columns.items()}
     decision = plan(
         engine.table, engine.policy, engine.pool, columns, engine.pages[live] - shared, waiting, shared
     )

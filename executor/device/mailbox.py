@@ -7,7 +7,7 @@ parameters and stop tokens. Behind the rows stand the texts of newcomers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,48 +20,106 @@ from fsm_spec.executor.device.state import NO_STOP_ID, STOP_IDS, DeviceState
 from fsm_spec.executor.request import Request
 
 Numbers = NDArray[np.int64]
-# In front of the columns: line, pages, whether columns are written, whether a request begins.
-_HEADS = 4
+# In front of the columns: line, pages that stay, those that are there, all, whether columns are written, whether a
+# request begins.
+_HEADS = 6
 _PARAMETERS = 5
 
 
 @dataclass
 class Entry:
-    """Say what becomes of a line: its pages (None: as they are), columns, and the request that begins there."""
+    """Say what becomes of a line: its pages, columns (None: as they are), and the request that begins there.
 
-    pages: int | None = None
+    Of the pages that the line held before, the first `stays` are not given back; of those that it holds from now on,
+    the first `starts` are not taken from the list of free ones.
+    """
+
+    stays: int
+    starts: int
+    pages: int
     columns: Mapping[str, int] | None = None
-    request: Request | None = None
+    newcomer: Newcomer | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
+class Newcomer:
+    """Hold a request that begins on a line: its number, tokens whose KV it found, and what it asks of its logits."""
+
+    number: int
+    request: Request
+    hit: int
+    controls: Numbers
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Say which requests take how many pages by a mail, in the order of its rows."""
+
+    numbers: list[int]
+    counts: list[int]
+
+
 class Mailbox:
     """Gather entries by line until they are sent; the last word about a line stands."""
 
-    entries: dict[int, Entry] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self._held: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
 
     def entry(self, line: int) -> Entry:
         """Give the entry of a line."""
-        return self.entries.setdefault(line, Entry())
+        if line not in self.entries:
+            held = self._held.get(line, 0)
+            self.entries[line] = Entry(held, held, held)
+        return self.entries[line]
 
-    def pack(self, state: DeviceState, rows: int) -> Numbers:
+    def resize(self, line: int, pages: int) -> None:
+        """Let a line hold so many pages; what was given back in between is taken anew."""
+        entry = self.entry(line)
+        entry.pages, entry.starts = pages, min(entry.starts, pages)
+        if entry.newcomer is None:
+            entry.stays = entry.starts
+
+    def admit(
+        self, line: int, newcomer: Newcomer, pages: int, found: int, columns: Mapping[str, int]
+    ) -> None:
+        """Let a request begin on a line that is free, with `found` pages that it need not take."""
+        entry = self.entry(line)
+        entry.pages, entry.starts, entry.newcomer, entry.columns = pages, found, newcomer, columns
+
+    def leave(self, line: int, named: int, columns: Mapping[str, int]) -> None:
+        """Let the request of a line go; its first `named` pages are not the list's."""
+        entry = self.entry(line)
+        if entry.newcomer is None:
+            entry.stays = min(entry.stays, named)
+        entry.pages, entry.starts, entry.newcomer, entry.columns = 0, 0, None, columns
+
+    @property
+    def newcomers(self) -> dict[int, Newcomer]:
+        """Give the requests that begin, by line."""
+        return {line: entry.newcomer for line, entry in self.entries.items() if entry.newcomer is not None}
+
+    def pack(self, state: DeviceState, rows: int) -> tuple[Numbers, Taken]:
         """Lay the entries out as `rows` rows, padded with rows for nobody's line, int64 [rows, width]."""
-        width = row_width(state)
-        packed = np.zeros((rows, width), np.int64)
+        packed = np.zeros((rows, row_width(state)), np.int64)
         packed[:, 0] = state.dump
         names = list(state.columns)
+        taken = Taken([], [])
         for row, (line, entry) in zip(packed, self.entries.items(), strict=False):
-            if entry.pages is not None:
-                self.held[line] = entry.pages
-            row[:2] = line, self.held.get(line, 0)
+            self._held[line] = entry.pages
+            row[:4] = line, entry.stays, entry.starts, entry.pages
             if entry.columns is not None:
-                row[2] = 1
+                row[4] = 1
                 row[_HEADS : _HEADS + len(names)] = [entry.columns[name] for name in names]
-            if entry.request is not None:
-                row[3] = 1
-                row[_HEADS + len(names) :] = _parameters(entry.request)
-        return packed
+            if entry.newcomer is not None:
+                self._numbers[line] = entry.newcomer.number
+                row[5] = 1
+                row[_HEADS + len(names) :] = _parameters(entry.newcomer.request)
+            if entry.pages > entry.starts:
+                taken.numbers.append(self._numbers[line])
+                taken.counts.append(entry.pages - entry.starts)
+        return packed, taken
 
 
 def row_width(state: DeviceState) -> int:
@@ -102,9 +160,9 @@ class Opening:
     def __call__(self, mail: Tensor) -> list[Tensor]:
         """Follow the rows of a mailbox int64 [rows, width] on the device."""
         state = self.state
-        lines, pages = mail[:, 0], mail[:, 1].int()
-        changed = torch.where(mail[:, 2] > 0, lines, state.dump)
-        begun = torch.where(mail[:, 3] > 0, lines, state.dump)
+        lines = mail[:, 0]
+        changed = torch.where(mail[:, 4] > 0, lines, state.dump)
+        begun = torch.where(mail[:, 5] > 0, lines, state.dump)
         at = _HEADS
         for values in state.columns.values():
             values.index_copy_(0, changed, mail[:, at].int())
@@ -118,5 +176,6 @@ class Opening:
         state.stop_ids.index_copy_(0, begun, mail[:, at:].contiguous())
         for tokens in state.tokens.values():
             tokens.index_fill_(0, begun, EMPTY)
-        state.resize(lines, pages)
+        stays, starts, pages = (mail[:, place].int() for place in (1, 2, 3))
+        state.resize(lines, stays, starts, pages)
         return []

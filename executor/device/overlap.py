@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fsm_spec import life_cycle
+from fsm_spec import life_cycle, prefix_cache
 from fsm_spec.engine import Chunk, Engine, Iteration
 from fsm_spec.executor.device.runner import DeviceRunner, Ticket
 from fsm_spec.policy import Plan, Policy, plan
@@ -56,12 +56,14 @@ class OverlappedEngine(Engine):
 
     def decide(self) -> Plan:
         """Let the policy decide by what the host has seen, and by prefills in flight as if no token stopped."""
-        waiting = [self.waiting[request] for request in self.queue()]
         columns = self._gather(self.live)
         for chunk in self._flight.chunks if self._flight is not None else ():
             index = np.flatnonzero(self.requests[self.live] == chunk.request)
             if len(index):
                 self._foresee(columns, index, chunk)
+        if self.prefixes is not None:
+            return prefix_cache.decide(self, self.prefixes, columns)
+        waiting = [self.waiting[request] for request in self.queue()]
         return plan(self.table, self.policy, self.pool, columns, self.pages[self.live], waiting)
 
     def _foresee(self, columns: Columns, index: NDArray[np.int64], chunk: Chunk) -> None:
@@ -117,10 +119,11 @@ class OverlappedEngine(Engine):
             return
         report.launches = report.launches or flight.launches
         chunks = {chunk.request: chunk for chunk in flight.chunks}
+        arrived = self.device.receive(flight.ticket)
         for chunk in flight.chunks:
             if not chunk.last:
                 self._prefilled(chunk, report)
-        for results in self.device.receive(flight.ticket):
+        for results in arrived:
             if not len(results.numbers):
                 continue
             if results.form.event == life_cycle.FIRST:

@@ -22,7 +22,7 @@ from fsm_spec.kernels.fixed.attention import pack_mask
 from fsm_spec.kernels.fixed.operators import FIXED_OPERATORS
 from fsm_spec.kernels.randomness import Purpose
 from fsm_spec.rules.draft_rows import BESIDE
-from fsm_spec.table import PREFILL, Table
+from fsm_spec.table import PREFILL, WAIT, Table
 
 NEXT, FEATURES = "next", "features"
 
@@ -43,12 +43,10 @@ class Prefill:
         # An admission that enters the start state at once sets carries: the device computes them.
         self.admits_here = any(row.carries for row in self.admit.rows)
 
-    def begin(self, lines: Tensor) -> None:
-        """Admit lines int64 [n] that wait, with all their columns as before."""
+    def begin(self, lines: Tensor, hits: Tensor) -> None:
+        """Admit lines int64 [n] that wait, with all their columns as before, behind `hits` int64 [n] tokens."""
         scope = self._scope(lines)
-        self.admit.apply(
-            scope, {"hit": torch.zeros_like(lines, dtype=torch.int32)}, self._alive(scope, "wait")
-        )
+        self.admit.apply(scope, {"hit": hits.int()}, self._alive(scope, WAIT))
 
     def run(
         self, chunk: Chunk, line: Tensor, wishes: Wishes = NO_WISHES, *, scores_prompt: bool = False

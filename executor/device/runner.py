@@ -15,17 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fsm_spec import life_cycle
+from fsm_spec import life_cycle, prefix_cache
 from fsm_spec.engine import Args, Chunk, Launch
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.executor.device.control import NO_WISHES, Wishes, numbers_of, refuse, wishes_of
 from fsm_spec.executor.device.graphs import Graphs, Progress, buckets
 from fsm_spec.executor.device.levels import levels_of
-from fsm_spec.executor.device.mailbox import Mailbox, Opening, row_width
+from fsm_spec.executor.device.mailbox import Mailbox, Newcomer, Opening, Taken, row_width
+from fsm_spec.executor.device.pages import DevicePages
 from fsm_spec.executor.device.phase import Machine, Phase
 from fsm_spec.executor.device.prefill import Prefill
 from fsm_spec.executor.device.results import Form, Results
 from fsm_spec.executor.device.scores import PROMPT, Scored, ScoreForm
+from fsm_spec.executor.prefix_cache import PrefixCache
 from fsm_spec.executor.request import Request
 from fsm_spec.language import expression
 from fsm_spec.step import Columns, Step, evaluate
@@ -46,14 +48,20 @@ class Ticket:
     parts: list[tuple[Form | ScoreForm, Numbers, int]]
     """form, requests, and places of the batch"""
     wait: Callable[[], Numbers] | None
+    taken: Sequence[Taken] = ()
+    """whose pages come in front of the results"""
 
-    def results(self) -> list[Results | Scored]:
-        """Wait for the copy, and give the results of each part."""
+    def results(self, pages: DevicePages) -> list[Results | Scored]:
+        """Wait for the copy, note the pages that were taken, and give the results of each part."""
         if self.wait is None:
             return []
         values = self.wait()
         found: list[Results | Scored] = []
         at = 0
+        for taken in self.taken:
+            for number, count in zip(taken.numbers, taken.counts, strict=True):
+                pages.learn(number, values[at : at + count].tolist())
+                at += count
         for form, numbers, shape in self.parts:
             width = shape // len(numbers)
             found.append(form.read(numbers, values[at : at + shape].reshape(len(numbers), width)))
@@ -83,20 +91,20 @@ class DeviceRunner:
         lines = self.state.sizes.lines
         self.graphs = Graphs(machine.place, buckets(lines), machine.weights.view, required=required)
         self._mail = Mailbox()
+        self.pages = DevicePages(self.state.sizes.pages, self.state.sizes.page_size)
+        self.prefixes: PrefixCache | None = None
+        # Numbers of pages that were taken, on their way back.
+        self._taken: list[tuple[Taken, Tensor]] = []
         self._opening = Opening(self.state)
         self._lines: dict[int, int] = {}
         self._free = list(range(lines - 1, -1, -1))
-        self._pages: dict[int, int] = {}
-        self._admitted: list[int] = []
-        self._texts: list[int] = []
         self._phases: dict[tuple[str, tuple[str, ...], Wishes], Phase] = {}
         self._prefills: dict[str, Prefill] = {}
         self._results: dict[str, Results] = {}
         self._firsts: dict[int, Results] = {}
         # Scored rows by event, those behind prefills by request.
         self._scored: dict[str | int, Scored] = {}
-        # What newcomers ask of their logits, by line; and lines that were not left neutral.
-        self._controls: list[tuple[int, Numbers]] = []
+        # Lines that were not left neutral by who asked for something.
         self._shaped: set[int] = set()
         self.use(tiers.largest)
 
@@ -134,43 +142,46 @@ class DeviceRunner:
 
     def resize(self, request: int, pages: int) -> None:
         """Follow the pages a request owns; 0 releases all."""
+        if not pages:
+            if self.prefixes is not None:
+                self.prefixes.leave(request)
+            self.pages.release(request)
+            return
+        self.pages.resize(request, pages)
         line = self._lines.get(request)
-        if line is None:
-            self._pages[request] = pages
-        else:
-            self._mail.entry(line).pages = pages
+        if line is not None:
+            self._mail.resize(line, pages)
 
     def _admit(self, number: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """Give a request a line, with its text and parameters."""
+        request = self.requests[number]
+        if request.cached is None:
+            request.cached = after["kv"]
         if after["state"] == self.table.codes[END]:
             self.requests.pop(number)
             return
         line = self._lines[number] = self._free.pop()
-        entry = self._mail.entry(line)
-        entry.pages = self._pages.pop(number, 0)
-        entry.request = self.requests[number]
         assert self.prefill is not None
-        entry.columns = before if self.prefill.admits_here else after
-        self._admitted.append(line)
-        self._texts.append(number)
-        neutral = entry.request.controls.neutral
-        if not neutral or line in self._shaped:
-            machine = self.machine
-            self._controls.append((line, numbers_of(entry.request, machine.vocabulary, machine.mask_id)))
-            (self._shaped.discard if neutral else self._shaped.add)(line)
+        found = len(self.pages.block_table(number))
+        newcomer = Newcomer(number, request, found * self.pages.page_size, self._asked(line, request))
+        columns = before if self.prefill.admits_here else after
+        self._mail.admit(line, newcomer, self.pages.held(number), found, columns)
+
+    def _asked(self, line: int, request: Request) -> Numbers:
+        """Lay out what a request asks of its logits; nothing where that is nothing, and the line says so."""
+        neutral = request.controls.neutral
+        if neutral and line not in self._shaped:
+            return np.zeros(0, np.int64)
+        (self._shaped.discard if neutral else self._shaped.add)(line)
+        return numbers_of(request, self.machine.vocabulary, self.machine.mask_id)
 
     def _leave(self, number: int, *, known: bool) -> None:
         """Free a request's line; one that is not `known` any more is forgotten."""
         line = self._lines.pop(number, None)
-        self._pages.pop(number, None)
         if line is not None:
-            entry = self._mail.entry(line)
-            entry.pages, entry.request = 0, None
-            entry.columns = self.table.new_request(0, 0) | {"state": self.table.codes[END]}
+            ended = self.table.new_request(0, 0) | {"state": self.table.codes[END]}
+            self._mail.leave(line, self.pages.named(number), ended)
             self._free.append(line)
-            if line in self._admitted:
-                self._admitted.remove(line)
-                self._texts.remove(number)
         if not known:
             self.requests.pop(number, None)
 
@@ -220,10 +231,13 @@ class DeviceRunner:
                     for form, part in zip(phase.results, packed, strict=True)
                 ]
             outputs += self._prefilled(chunks, rest[-1])
-            if not outputs:
+            taken, self._taken = self._taken, []
+            told = [*(pages for _, pages in taken), *(packed for _, _, packed in outputs)]
+            if not told:
                 return Ticket([], None)
-            wait = self.place.download(torch.cat([packed for _, _, packed in outputs]))
-        return Ticket([(form, numbers, packed.numel()) for form, numbers, packed in outputs], wait)
+            wait = self.place.download(torch.cat(told))
+        parts = [(form, numbers, packed.numel()) for form, numbers, packed in outputs]
+        return Ticket(parts, wait, [each for each, _ in taken])
 
     def _wishes(self, numbers: Numbers) -> Wishes:
         return wishes_of([self.requests[number] for number in numbers.tolist()])
@@ -250,7 +264,11 @@ class DeviceRunner:
 
         While one is given, `stops` and `settle` answer for it.
         """
-        for results in ticket.results():
+        return self._given(ticket.results(self.pages))
+
+    def _given(self, arrived: Sequence[Results | Scored]) -> Iterator[Results]:
+        """Give results one by one."""
+        for results in arrived:
             if isinstance(results, Scored):
                 self._hear(results)
                 continue
@@ -293,28 +311,49 @@ class DeviceRunner:
     def _send(self, more: Sequence[Numbers]) -> list[Tensor]:
         """Send mail, newcomers' texts and `more` in one copy; mail is followed, the rest given as tensors."""
         rows = self.graphs.bucket(len(self._mail.entries)) if self._mail.entries else 0
-        mail = self._mail.pack(self.state, rows)
-        texts = [self.requests[number].text for number in self._texts]
-        admitted = np.array(self._admitted, np.int64)
-        controls = [numbers for _, numbers in self._controls]
-        parts = [mail.reshape(-1), *texts, admitted, *controls, *more]
-        sent = self.place.upload(np.concatenate(parts))
-        pieces = list(sent.split([len(part) for part in parts]))
-        if rows:
-            self.graphs.run(self._opening, pieces[0].view(rows, row_width(self.state)))
-        for line, text in zip(self._admitted, pieces[1 : 1 + len(texts)], strict=True):
+        mail, taken = self._mail.pack(self.state, rows)
+        newcomers = self._mail.newcomers
+        admitted = np.array(list(newcomers), np.int64)
+        hits = np.array([each.hit for each in newcomers.values()], np.int64)
+        texts = [each.request.text for each in newcomers.values()]
+        controls = [each.controls for each in newcomers.values()]
+        parts = [mail.reshape(-1), np.array(self.pages.returned, np.int64), *self._written(), admitted, hits]
+        sent = self.place.upload(np.concatenate([*parts, *texts, *controls, *more]))
+        pieces = list(sent.split([len(part) for part in (*parts, *texts, *controls, *more)]))
+        self._open(pieces[: len(parts)], rows, taken)
+        own = pieces[len(parts) :]
+        for line, text, asked in zip(newcomers, own, own[len(newcomers) :], strict=False):
             self.state.text[line, : len(text)].copy_(text)
-        first = 2 + len(texts)
-        for (line, _), numbers in zip(self._controls, pieces[first : first + len(controls)], strict=True):
-            self.state.put_controls(line, numbers)
-        assert self.prefill is not None
-        if len(admitted) and self.prefill.admits_here:
-            self.prefill.begin(pieces[1 + len(texts)])
+            if len(asked):
+                self.state.put_controls(line, asked)
+        if len(admitted) and self.prefill is not None and self.prefill.admits_here:
+            self.prefill.begin(*pieces[len(parts) - 2 : len(parts)])
+        return own[2 * len(newcomers) :]
+
+    def _open(self, parts: Sequence[Tensor], rows: int, taken: Taken) -> None:
+        """Open mail on the device: pages that come back, then what becomes of lines, then pages with other holders."""
+        mail, returned, places, pages, *_ = parts
+        if len(returned):
+            self.state.give_back(returned)
+        if rows:
+            self.graphs.run(self._opening, mail.view(rows, row_width(self.state)))
+        if taken.counts and self.prefixes is not None:
+            self._taken.append((taken, self.state.taken(sum(taken.counts))))
+        if len(places):
+            self.state.block_table.view(-1).index_copy_(0, places, pages.int())
         self._mail.entries.clear()
-        self._admitted.clear()
-        self._texts.clear()
-        self._controls.clear()
-        return pieces[first + len(controls) :]
+        self.pages.returned.clear()
+        self.pages.written.clear()
+
+    def _written(self) -> tuple[Numbers, Numbers]:
+        """Give the places of block tables that change, and their pages; those of who has left do not matter."""
+        width = self.state.sizes.table
+        written = {
+            self._lines[request] * width + place: page
+            for request, place, page in self.pages.written
+            if request in self._lines
+        }
+        return np.array(list(written), np.int64), np.array(list(written.values()), np.int64)
 
     # Transitions -----------------------------------------------------------------------------------------------
 
@@ -337,11 +376,11 @@ class DeviceRunner:
         if event == life_cycle.ADMIT:
             for member, number in enumerate(requests.tolist()):
                 self._admit(number, _line(before, member), _line(done.columns, member))
-                if number in self.requests:
-                    self.requests[number].cached = int(done.columns["kv"][member])
             return
         if event in self.table.codes or event == life_cycle.FIRST:
             self._follow(event, requests, before, done)
+        elif event == life_cycle.CHUNK:
+            self._leave_pages(event, requests, done)
         elif event == life_cycle.HALT:
             for number, emitted in zip(requests.tolist(), done.columns["emitted"].tolist(), strict=True):
                 # One that ended by itself is forgotten already; its text is the session's to cut.
@@ -374,8 +413,16 @@ class DeviceRunner:
             else:
                 self._firsts.pop(number)
                 self._scored.pop(number, None)
-            if ended[member]:
-                self._leave(number, known=False)
+        self._leave_pages(event, requests, done)
+        for number in requests[ended].tolist():
+            self._leave(number, known=False)
+
+    def _leave_pages(self, event: str, requests: Numbers, done: Step) -> None:
+        """Leave the pages that an event has filled to requests that come later."""
+        if self.prefixes is not None and prefix_cache.commits(self.table, event):
+            full = prefix_cache.committed(self.table, event, done.columns) // self.pages.page_size
+            for number, pages in zip(requests.tolist(), full.tolist(), strict=True):
+                self.prefixes.enter(number, pages)
 
     @staticmethod
     def _compare(event: str, results: Results, done: Step) -> None:

@@ -156,12 +156,24 @@ class DeviceState:
 
     # Pages -----------------------------------------------------------------------------------------------------
 
-    def resize(self, lines: Tensor, want: Tensor) -> None:
+    def resize(self, lines: Tensor, stays: Tensor, starts: Tensor, want: Tensor) -> None:
         """Let lines int64 [m] hold `want` int32 [m] pages: what is too much returns before anything is taken.
 
+        Of the old table the first `stays` pages are not given back, of the new one the first `starts` not taken.
         The host's scheduler has counted that enough pages are free. Each line stands once, but for the dump.
         """
-        resize_pages(lines, want, self.held, self.block_table, self.free, self.free_count)
+        resize_pages(lines, stays, starts, want, self.held, self.block_table, self.free, self.free_count)
+
+    def give_back(self, pages: Tensor) -> None:
+        """Put pages int64 [m] that no line names any more on the list of free ones."""
+        into = self.free_count + torch.arange(len(pages), device=pages.device)
+        self.free.index_copy_(0, into, pages.int())
+        self.free_count.add_(len(pages))
+
+    def taken(self, count: int) -> Tensor:
+        """Tell the pages that the last resize handed out, int64 [count], line after line, each from its front on."""
+        last = self.free_count + torch.arange(count - 1, -1, -1, device=self.device)
+        return self.free.index_select(0, last).long()
 
     def physical(self, lines: Tensor, slots: Tensor, live: Tensor) -> Tensor:
         """Map slots [n, m] of requests to the cache's, int32; -1 where not live."""

@@ -182,9 +182,7 @@ def open_engine(
         policy=policy,
         mask_id=run.mask_id,
         drafters=drafters,
-        prefix_cache=resident is None and not refusal(table)
-        if run.prefix_cache is None
-        else run.prefix_cache,
+        prefix_cache=not refusal(table) if run.prefix_cache is None else run.prefix_cache,
         resident=resident,
     )
     with progress_bar() as progress:

@@ -8,46 +8,76 @@ from torch import Tensor
 
 @torch.library.custom_op("fsm_spec::resize_pages", mutates_args=("held", "block_table", "free", "free_count"))
 def resize_pages(
-    lines: Tensor, want: Tensor, held: Tensor, block_table: Tensor, free: Tensor, free_count: Tensor
+    lines: Tensor,
+    stays: Tensor,
+    starts: Tensor,
+    want: Tensor,
+    held: Tensor,
+    block_table: Tensor,
+    free: Tensor,
+    free_count: Tensor,
 ) -> None:
-    """Let lines int64 [m] hold `want` int32 [m] pages, in place: all is given back before anything is taken.
+    """Let lines int64 [m] hold `want` pages, in place: all is given back before anything is taken.
 
+    `stays`, `starts`, `want` int32 [m]: of what a line holds, all but its first `stays` pages return; of what it is to
+    hold, all but the first `starts` are taken. They differ where other requests hold the pages in front as well.
     Shapes: held int32 [s] and block_table int32 [s, p] of all lines; free int32 [pages + 1], a stack of free pages
     whose last place takes what is dropped; free_count int64 [1]. Each line stands once, but for one that neither
     gives nor takes; that enough pages are free, the caller has counted.
     """
-    resize_torch(lines, want, held, block_table, free, free_count)
+    resize_torch(lines, stays, starts, want, held, block_table, free, free_count)
 
 
 @resize_pages.register_kernel("cuda")
 def _(
-    lines: Tensor, want: Tensor, held: Tensor, block_table: Tensor, free: Tensor, free_count: Tensor
+    lines: Tensor,
+    stays: Tensor,
+    starts: Tensor,
+    want: Tensor,
+    held: Tensor,
+    block_table: Tensor,
+    free: Tensor,
+    free_count: Tensor,
 ) -> None:
     from fsm_spec.kernels.triton import pages as kernels  # noqa: PLC0415 -- a CPU needs no Triton
 
-    kernels.resize_pages(lines, want, held, block_table, free, free_count)
+    kernels.resize_pages(lines, stays, starts, want, held, block_table, free, free_count)
 
 
 @resize_pages.register_fake
 def _(
-    lines: Tensor, want: Tensor, held: Tensor, block_table: Tensor, free: Tensor, free_count: Tensor
+    lines: Tensor,
+    stays: Tensor,
+    starts: Tensor,
+    want: Tensor,
+    held: Tensor,
+    block_table: Tensor,
+    free: Tensor,
+    free_count: Tensor,
 ) -> None:
     pass
 
 
 def resize_torch(
-    lines: Tensor, want: Tensor, held: Tensor, block_table: Tensor, free: Tensor, free_count: Tensor
+    lines: Tensor,
+    stays: Tensor,
+    starts: Tensor,
+    want: Tensor,
+    held: Tensor,
+    block_table: Tensor,
+    free: Tensor,
+    free_count: Tensor,
 ) -> None:
     """Give back and take pages in plain torch, as `resize_pages` says."""
     have = held.index_select(0, lines)
     table = block_table.index_select(0, lines)
     place = torch.arange(table.shape[1], dtype=torch.int32, device=lines.device)
-    gives = ((place >= want.unsqueeze(1)) & (place < have.unsqueeze(1))).flatten()
+    gives = ((place >= stays.unsqueeze(1)) & (place < have.unsqueeze(1))).flatten()
     rank = gives.long().cumsum(0)
     into = torch.where(gives, free_count + rank - 1, len(free) - 1)
     free.index_copy_(0, into, table.flatten())
     free_count.add_(rank[-1])
-    takes = ((place >= have.unsqueeze(1)) & (place < want.unsqueeze(1))).flatten()
+    takes = ((place >= starts.unsqueeze(1)) & (place < want.unsqueeze(1))).flatten()
     rank = takes.long().cumsum(0)
     pages = free.index_select(0, (free_count - rank).clamp(min=0))
     table = torch.where(takes, pages, table.flatten()).view_as(table)

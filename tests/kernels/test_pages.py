@@ -34,15 +34,20 @@ def drawn(held: list[int]) -> tuple[torch.Tensor, ...]:
     st.lists(st.integers(0, TABLE), min_size=LINES, max_size=LINES),
     st.lists(st.integers(0, TABLE), min_size=1, max_size=LINES),
     st.permutations(range(LINES)),
+    st.integers(0, 2),
 )
-def test_equals_the_torch_form(held: list[int], want: list[int], order: list[int]) -> None:
+def test_equals_the_torch_form(held: list[int], want: list[int], order: list[int], anew: int) -> None:
     """A page that two requests hold, or that nobody holds, is lost KV."""
     lines = torch.tensor(order[: len(want)])
     wish = torch.tensor(want, dtype=torch.int32)
+    have = torch.tensor([held[line] for line in order[: len(want)]], dtype=torch.int32)
+    # Lines of newcomers give all back and take all anew; the others keep what both tables hold.
+    stays = torch.where(torch.arange(len(want)) < anew, 0, torch.minimum(have, wish)).int()
+    parts = (lines, stays, stays, wish)
     expected, found, called = drawn(held), drawn(held), drawn(held)
-    resize_torch(lines, wish, *expected)
-    resize_pages(lines, wish, *found)
-    op._backend_fns["cuda"](lines, wish, *called)
+    resize_torch(*parts, *expected)
+    resize_pages(*parts, *found)
+    op._backend_fns["cuda"](*parts, *called)
     for state in (found, called):
         counts, table, free, count = state
         assert expected[0].tolist() == counts.tolist()

@@ -94,4 +94,6 @@ def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch)
         found = runner.prefill.run(Chunk(0, 0, 4, last=True), lines[:1], asked, scores_prompt=asked.scores)
         assert {"cuda"} == {packed.device.type for _, packed in found}
         runner.prefill.run(Chunk(0, 0, 4, last=False), lines[:1])
-        runner.prefill.begin(lines)
+        runner.prefill.begin(lines, lines)
+        runner.state.give_back(lines)
+        assert "cuda" == runner.state.taken(3).device.type

@@ -142,7 +142,9 @@ def run(
         session.iterate()
         if isinstance(session.runner, DeviceRunner):
             engine = session.engine
-            assert engine.used_pages + session.runner.free_pages == pool.pages
+            session.allocator.check()
+            assert session.allocator.free + engine.used_pages == pool.pages
+            assert session.runner.pages.listed == session.runner.free_pages
             for slot in engine.live.tolist():
                 assert int(engine.pages[slot]) == session.runner.held_pages(int(engine.requests[slot]))
         if disturb is not None:

@@ -28,6 +28,13 @@ def state_of(lines: int, pages: int) -> DeviceState:
     return DeviceState(table, table.carry, sizes, "cpu")
 
 
+def resize(state: DeviceState, lines: list[int], wanted: list[int]) -> None:
+    """Let lines hold so many pages, those in front as before."""
+    want = torch.tensor(wanted, dtype=torch.int32)
+    stays = torch.minimum(state.held[lines], want)
+    state.resize(torch.tensor(lines), stays, stays, want)
+
+
 def test_no_page_is_lost_or_held_twice() -> None:
     """Random growth and release of several lines at once, from an empty pool to a full one and back."""
     source = random.Random(0)
@@ -39,8 +46,7 @@ def test_no_page_is_lost_or_held_twice() -> None:
         for line in chosen:
             rest = 12 - sum(wanted) + wanted[line]
             wanted[line] = source.randint(0, min(6, rest))
-        lines = torch.tensor([*chosen, state.dump])
-        state.resize(lines, torch.tensor([*(wanted[line] for line in chosen), 0], dtype=torch.int32))
+        resize(state, [*chosen, state.dump], [*(wanted[line] for line in chosen), 0])
         held = wanted
         assert [*held, 0, 0] == state.held.tolist()
         owned = [page for line in range(4) for page in state.block_table[line, : held[line]].tolist()]
@@ -51,13 +57,13 @@ def test_no_page_is_lost_or_held_twice() -> None:
 def test_pages_that_stay_keep_their_order() -> None:
     """Growth and release act on the end of a line's table, where its newest slots are."""
     state = state_of(lines=2, pages=8)
-    lines = torch.tensor([0, 1])
-    state.resize(lines, torch.tensor([3, 2], dtype=torch.int32))
+    resize(state, [0, 1], [3, 2])
     first = state.block_table[0, :3].tolist()
-    state.resize(lines, torch.tensor([2, 4], dtype=torch.int32))
+    resize(state, [0, 1], [2, 4])
+    assert state.block_table[1, 2:4].tolist() == state.taken(2).tolist()
     assert first[:2] == state.block_table[0, :2].tolist()
     slots = torch.tensor([[0, 5, 7]])
-    found = state.physical(lines[:1], slots, torch.tensor([[True, True, False]]))
+    found = state.physical(torch.tensor([0]), slots, torch.tensor([[True, True, False]]))
     assert [[4 * first[0], 4 * first[1] + 1, -1]] == found.tolist()
 
 
