@@ -59,9 +59,7 @@ def svg(table: Table) -> str:
     params = ", ".join(f"{name} = {value}" for name, value in table.params.items())
     parts: list[str] = []
     top, width = MARGIN + 44.0, 2.0 * MARGIN + 9.5 * len(table.name) + 7 * len(params) + 14
-    legend, right = _legend(
-        MARGIN + 30, [each for plan in table.forwards.values() for each in plan.segments]
-    )
+    legend, right = _legend(MARGIN + 30, [each for plan in table.forwards.values() for each in plan.segments])
     width = max(width, right)
     for plan in table.forwards.values():
         if plan.rows:
