@@ -49,7 +49,7 @@ class Batch:
         masks: list[torch.Tensor],
         gated: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add T rows of n requests, which end at `row_ends` [n] among the T; `context_slots` are [n, at least context]."""
+        """Add T rows of n requests; `row_ends` [n] count from 0, `context_slots` are [n, at least context]."""
         self.row_start += (row_ends + self.total).tolist()
         self.ids.append(ids)
         self.positions.append(positions)

@@ -121,6 +121,7 @@ class PageAllocator:
         elif missing < 0:
             self._give_back(table[pages:])
             del table[pages:]
+            self._starts[self._lines[request], pages:] = 0
         if missing:
             self._write(request, table, pages - max(missing, 0))
 
@@ -231,8 +232,7 @@ class PageAllocator:
                 (len(self._starts), max(len(table) - self._starts.shape[1], self._starts.shape[1])), np.int64
             )
             self._starts = np.concatenate([self._starts, more], 1)
-        self._starts[line, first : len(table)] = np.array(table[first:], np.int64) * self.page_size
-        self._starts[line, len(table) :] = 0
+        self._starts[line, first : len(table)] = [page * self.page_size for page in table[first:]]
         self._lengths[line] = len(table) * self.page_size
 
     def _take_line(self) -> int:

@@ -26,8 +26,8 @@ from fsm_spec.executor.operators import Operators
 from fsm_spec.executor.prefix_cache import Pages, PrefixCache, view_of
 from fsm_spec.executor.request import Controls, Request
 from fsm_spec.executor.runner import Runner
-from fsm_spec.executor.stop_text import StopText
-from fsm_spec.executor.tokenizer import StreamDecoder, Tokenizer
+from fsm_spec.executor.text_stream import TextStream
+from fsm_spec.executor.tokenizer import Tokenizer
 from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.law import SamplingParams, SamplingRows
 from fsm_spec.policy import Policy, Pool, longest_pages
@@ -116,20 +116,6 @@ def _refuse_budget(policy: Policy) -> None:
         )
 
 
-@dataclass
-class _Stream:
-    """Follow the text of one request while it grows."""
-
-    request: Request
-    decoder: StreamDecoder | None
-    stops: StopText
-    options: Options
-    text: list[str] = field(default_factory=list)
-    seen: int = 0
-    reason: str = ""
-    stop_reason: str | int | None = None
-
-
 class Session:
     """Run requests under one table on one model: add them, iterate, and read what they gave.
 
@@ -203,7 +189,7 @@ class Session:
         self.runner.prefixes = self.prefixes
         loop = Engine if resident is None else resident.engine(policy)
         self.engine = loop(table, policy, pool, self.runner, trace, prefixes=self.prefixes)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, TextStream] = {}
         self.launches = 0
 
     @property
@@ -287,8 +273,9 @@ class Session:
         number = self.engine.submit(len(prompt), limit)
         self.runner.add(number, request)
         decoder = self.tokenizer.stream() if self.tokenizer else None
-        stops = StopText(options.stop, include=options.include_stop)
-        self._streams[number] = _Stream(request, decoder, stops, options)
+        self._streams[number] = TextStream(
+            request, decoder, options.stop, include_stop=options.include_stop
+        )
         return number
 
     def request(self, number: int) -> Request:
@@ -322,61 +309,24 @@ class Session:
 
     def _read(self, report: Iteration) -> dict[int, str]:
         """Decode new tokens, look for stop strings, and note who ended."""
-        texts = {number: self._decode(number) for number in report.emitted if self._awaited(number)}
+        texts: dict[int, str] = {}
+        for number in report.emitted:
+            if self._awaited(number):
+                stream = self._streams[number]
+                texts[number] = stream.read()
+                if stream.reason:
+                    self.engine.halt(number, stream.seen)
+                    stream.request.halt(stream.seen)
         for number in report.finished:
             if self._awaited(number):
                 stream = self._streams[number]
-                texts[number] = texts.get(number, "") + self._close(stream)
-                stopped = self._stop_token(stream)
-                stream.reason = "length" if stopped is None else "stop"
-                if stopped not in self.model.config.eos_token_ids:
-                    stream.stop_reason = stopped
+                texts[number] = texts.get(number, "") + stream.close(self.model.config.eos_token_ids)
         return texts
 
     def _awaited(self, number: int) -> bool:
         """Tell whether a request's text goes on: a host that plans ahead hears of rounds behind its end too."""
         stream = self._streams.get(number)
         return stream is not None and not stream.reason
-
-    def _decode(self, number: int) -> str:
-        """Decode the tokens that a request emitted since it was last looked at."""
-        stream = self._streams[number]
-        request = stream.request
-        tokens = request.emitted_since(stream.seen)
-        if not stream.options.include_stop and tokens and tokens[-1] in request.stop_ids:
-            # A stop token ends the text before itself; it is counted, but never shown.
-            tokens.pop()
-        if stream.decoder is None:
-            stream.seen += len(tokens)
-            return ""
-        pieces = stream.decoder.push(tokens)
-        # Tokens before the least number wanted complete no stop string.
-        free = max(min(request.controls.min_tokens - 1 - stream.seen, len(pieces)), 0)
-        text, read = stream.stops.push(pieces[free:])
-        text = "".join(pieces[:free]) + text
-        stream.text.append(text)
-        stream.seen += free + read
-        if stream.stops.found:
-            stream.reason = "stop"
-            stream.stop_reason = stream.stops.found
-            self.engine.halt(number, stream.seen)
-            request.halt(stream.seen)
-        return text
-
-    def _stop_token(self, stream: _Stream) -> int | None:
-        """Give the stop token that ended a text."""
-        text = stream.request.text
-        last = int(text[-1])
-        return last if len(text) > stream.request.prompt and last in stream.request.stop_ids else None
-
-    def _close(self, stream: _Stream) -> str:
-        """Let out what was held back at the end of a text."""
-        if stream.decoder is None:
-            return ""
-        rest, _ = stream.stops.push([stream.decoder.finish()])
-        rest += stream.stops.finish()
-        stream.text.append(rest)
-        return rest
 
     def abort(self, number: int) -> None:
         """End a request that nobody waits for any more."""
@@ -406,7 +356,7 @@ class Session:
         stream = self._streams[number]
         request = stream.request
         return Result(
-            text="".join(stream.text),
+            text=stream.text,
             token_ids=request.output,
             finish_reason=stream.reason,
             rounds=request.rounds,

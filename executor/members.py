@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -11,11 +11,17 @@ from numpy.typing import NDArray
 
 from fsm_spec.executor.operators import Sampling
 from fsm_spec.executor.request import Request, Tokens
-from fsm_spec.kernels.law import SamplingRows
+from fsm_spec.kernels.law import SamplingParams, SamplingRows
 from fsm_spec.table import NO_STOP
 
 # Stands where a request has fewer stop tokens than another: no token, and not what stands behind a run either.
 _NEVER = np.iinfo(np.int64).min
+
+
+@lru_cache(maxsize=1024)
+def _alike(params: SamplingParams, requests: int) -> SamplingRows:
+    """Give the same parameters for so many requests: most sample alike, in groups that change round after round."""
+    return SamplingRows.of([params] * requests)
 
 
 class Members:
@@ -30,16 +36,18 @@ class Members:
     @cached_property
     def sampling(self) -> Sampling:
         """Give the sampling parameters and seeds."""
-        seeds = torch.tensor([request.seed for request in self.requests], dtype=torch.int64)
-        return Sampling(SamplingRows.of(request.sampling for request in self.requests), seeds)
+        seeds = torch.from_numpy(np.array([request.seed for request in self.requests], np.int64))
+        params = [request.sampling for request in self.requests]
+        alike = params.count(params[0]) == len(params)
+        return Sampling(_alike(params[0], len(params)) if alike else SamplingRows.of(params), seeds)
 
     @cached_property
     def _stop_ids(self) -> NDArray[np.int64]:
         """Give the stop tokens of each request, [n, most]; of one for all where they are the same: [1, most]."""
         sets = [request.stop_ids for request in self.requests]
-        alike = sets[:1] if all(each == sets[0] for each in sets) else sets
-        table = np.full((len(alike), max(map(len, alike))), _NEVER, np.int64)
-        for line, stop_ids in zip(table, alike, strict=True):
+        kinds = sets[:1] if sets.count(sets[0]) == len(sets) else sets
+        table = np.full((len(kinds), max(map(len, kinds))), _NEVER, np.int64)
+        for line, stop_ids in zip(table, kinds, strict=True):
             line[: len(stop_ids)] = list(stop_ids)
         return table
 

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 class StopText:
     """Hold back text until it can be no part of a stop string; the earliest stop string ends the text before it.
 
-    `include` ends the text behind the stop string. `found` names the one that came.
+    `include` ends the text behind the stop string; the first `unread` pieces are let out as they are. `found` names
+    the stop string that came.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False, unread: int = 0) -> None:
         self.stops = [stop for stop in stops if stop]
         self.found = ""
         self._include = include
+        self._unread = unread
         self._held = ""
 
     def push(self, pieces: Sequence[str]) -> tuple[str, int]:
@@ -25,27 +27,38 @@ class StopText:
         """
         if self.found:
             return "", 0
+        if self._unread > 0:
+            return self._pass_on(pieces)
         held = self._held + "".join(pieces)
-        if not any(stop in held for stop in self.stops):
-            return self._let_out(held), len(pieces)
+        keep = 0
+        for stop in self.stops:
+            if stop in held:
+                return self._end(held) if len(pieces) == 1 else self._push_each(pieces)
+            keep = max(keep, _overlap(held, stop))
+        certain = len(held) - keep
+        self._held = held[certain:]
+        return held[:certain], len(pieces)
+
+    def _pass_on(self, pieces: Sequence[str]) -> tuple[str, int]:
+        """Let out pieces that nobody looks at, and take the others."""
+        passed = pieces[: self._unread]
+        self._unread -= len(passed)
+        certain, read = self.push(pieces[len(passed) :]) if len(passed) < len(pieces) else ("", 0)
+        return "".join(passed) + certain, len(passed) + read
+
+    def _push_each(self, pieces: Sequence[str]) -> tuple[str, int]:
+        """Take pieces one by one up to the stop string among them."""
         certain, read = "", 0
         while not self.found:
-            held = self._held + pieces[read]
+            certain += self.push(pieces[read : read + 1])[0]
             read += 1
-            starts = [(start, stop) for stop in self.stops if (start := held.find(stop)) >= 0]
-            if starts:
-                start, self.found = min(starts)
-                self._held = ""
-                certain += held[: start + len(self.found)] if self._include else held[:start]
-            else:
-                certain += self._let_out(held)
         return certain, read
 
-    def _let_out(self, held: str) -> str:
-        """Keep back the end that may begin a stop string, and give what lies before it."""
-        keep = max((_overlap(held, stop) for stop in self.stops), default=0)
-        self._held = held[len(held) - keep :]
-        return held[: len(held) - keep]
+    def _end(self, held: str) -> tuple[str, int]:
+        """End the text at its first stop string."""
+        start, self.found = min((held.find(stop), stop) for stop in self.stops if stop in held)
+        self._held = ""
+        return held[: start + len(self.found)] if self._include else held[:start], 1
 
     def finish(self) -> str:
         """Return what was held back: the text is over, and no stop string came."""

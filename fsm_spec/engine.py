@@ -416,7 +416,7 @@ class Engine:
         report: Iteration | None = None,
         group: Group | None = None,
     ) -> None:
-        """Step the requests in `slots` by one event, and let backend and trace follow; `group` is theirs as launched."""
+        """Step the requests in `slots` by one event, and let backend and trace follow; `group` as it was launched."""
         before = self._gather(slots) if group is None else group.columns
         requests = self.requests[slots] if group is None else group.requests
         event_plan = self.table.events[event]

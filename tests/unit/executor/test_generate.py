@@ -192,6 +192,9 @@ def test_stop_text_ends_with_the_piece_that_completes_a_stop_string() -> None:
     assert "bc" == stops.found
     stops = StopText(["bc"], include=True)
     assert ("abc", 2) == stops.push(["ab", "cd", "e"])
+    stops = StopText(["a"], unread=3)
+    assert ("aa", 2) == stops.push(["a", "a"])
+    assert ("ab", 3) == stops.push(["a", "b", "a", "c"])
 
 
 def test_context_cuts_the_limit(model: Transformer, tokenizer: Tokenizer) -> None:
