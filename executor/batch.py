@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.models.drafter import ContextRows
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.request import Tokens
@@ -17,14 +18,16 @@ Integers = NDArray[np.int64]
 
 @dataclass
 class Batch:
-    """Collect the parts of a RowBatch, each of one or more requests."""
+    """Collect the parts of a RowBatch, each of one or more requests; `total` counts the rows so far."""
 
+    allocator: PageAllocator
+    total: int = 0
+    lines: list[Integers] = field(default_factory=list)
+    counts: list[Integers] = field(default_factory=list)
     ids: list[Tokens] = field(default_factory=list)
     positions: list[Integers] = field(default_factory=list)
     slots: list[Integers] = field(default_factory=list)
-    row_start: list[int] = field(default_factory=lambda: [0])
-    context_slots: list[Integers] = field(default_factory=list)
-    context: list[int] = field(default_factory=list)
+    context: list[Integers] = field(default_factory=list)
     masks: list[torch.Tensor] = field(default_factory=list)
     wanted: list[Integers] = field(default_factory=list)
     # By part; None where no row of it is gated.
@@ -33,41 +36,42 @@ class Batch:
     features: list[torch.Tensor] = field(default_factory=list)
     silent: list[ContextRows] = field(default_factory=list)
 
-    @property
-    def total(self) -> int:
-        """Count the rows so far."""
-        return self.row_start[-1]
-
     def add(
         self,
+        lines: Integers,
+        counts: Integers,
         ids: Tokens,
         positions: Integers,
         slots: Integers,
-        row_ends: Integers,
-        context_slots: Integers,
         context: Integers,
         masks: list[torch.Tensor],
         gated: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add T rows of n requests; `row_ends` [n] count from 0, `context_slots` are [n, at least context]."""
-        self.row_start += (row_ends + self.total).tolist()
+        """Add T rows of n requests, `counts` [n] of each, in `slots` [T] of the request behind its first `context` [n].
+
+        `lines` [n] are those of their block tables.
+        """
+        self.total += len(ids)
+        self.lines.append(lines)
+        self.counts.append(counts)
         self.ids.append(ids)
         self.positions.append(positions)
         self.slots.append(slots)
-        self.context_slots.append(context_slots)
-        self.context += context.tolist()
+        self.context.append(context)
         self.masks += masks
         self.gated.append(gated)
 
     def rows(self) -> RowBatch:
-        """Join the parts."""
+        """Join the parts, and find their slots in the cache."""
+        lines, counts, context = _joined(self.lines), _joined(self.counts), _joined(self.context)
+        slots = self.allocator.physical(lines.repeat(counts), _joined(self.slots))
         return RowBatch(
             token_ids=torch.from_numpy(_joined(self.ids)),
             positions=torch.from_numpy(_joined(self.positions)),
-            slots=torch.from_numpy(_joined(self.slots)),
-            row_start=self.row_start,
-            context_slots=torch.from_numpy(_stacked(self.context_slots)),
-            context=self.context,
+            slots=torch.from_numpy(slots),
+            row_start=[0, *counts.cumsum().tolist()],
+            context_slots=torch.from_numpy(self.allocator.fronts(lines, context)),
+            context=context.tolist(),
             masks=self.masks,
             logits_rows=torch.from_numpy(_joined(self.wanted) if self.wanted else np.zeros(0, np.int64)),
             adapter_rows=self._adapter_rows(),
@@ -97,15 +101,3 @@ class Batch:
 
 def _joined(parts: list[Integers]) -> Integers:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _stacked(parts: list[Integers]) -> Integers:
-    """Put tables of slots below each other; where one is narrower, slot 0 fills it up."""
-    if len(parts) == 1:
-        return parts[0]
-    stacked = np.zeros((sum(map(len, parts)), max(part.shape[1] for part in parts)), np.int64)
-    at = 0
-    for part in parts:
-        stacked[at : at + len(part), : part.shape[1]] = part
-        at += len(part)
-    return stacked

@@ -74,8 +74,6 @@ class Shape:
     """[n, R], the rows without"""
     places: Integers
     """[T], the live rows among the n * R"""
-    row_ends: Integers
-    """[n], the end of the live rows of each request among the T"""
     counts: Integers
     """[n], the live rows of each request"""
     masks: list[torch.Tensor]
@@ -122,6 +120,9 @@ class Layout:
         self.readers = [self._rows_of(operator.rows) for operator in plan.operators]
         # The same where it is not all of them in order.
         self._parts = [None if np.array_equal(own, np.arange(self.rows)) else own for own in self.readers]
+        # Whether a carry of this table may hold masks.
+        pieces = [piece for row in table.rows for _, pieces in row.carries for piece in pieces]
+        self.masked = any(piece.name == MASK for piece in pieces)
         self.captures = any(operator.op == "capture" for operator in plan.operators)
         self._shapes: dict[tuple[int, bytes], Shape] = {}
         self._masks: dict[bytes, torch.Tensor] = {}
@@ -192,7 +193,6 @@ class Layout:
             live,
             filled & ~self.query,
             places,
-            rows.cumsum(),
             rows,
             [self._mask(own) for own in live],
             gated if gated.any() else None,
@@ -328,7 +328,8 @@ class Block:
                     into[member] = tokens[start : start + into.shape[1]]
             else:
                 self._read(segment.source, into)
-                into[into == MASKED] = scope.mask_id
+                if self.layout.masked:
+                    into[into == MASKED] = scope.mask_id
         return ids
 
     def features(self, member: int) -> torch.Tensor | None:

@@ -149,6 +149,9 @@ class Scope:
         beyond the width is left out. A mask is told from text by that and not by the mask's id, which may well stand
         in a prompt.
         """
+        whole = self._whole(pieces[0], members, width) if len(pieces) == 1 else None
+        if whole is not None:
+            return whole
         gathered: Tokens = np.empty((len(self.requests if members is None else members), width), np.int64)
         gathered.fill(EMPTY)
         at: Any = 0  # one number while it is the same for all, else [m]
@@ -176,6 +179,16 @@ class Scope:
         if not isinstance(at, int):
             gathered[np.arange(width) >= _upright(at)] = EMPTY
         return gathered
+
+    def _whole(self, piece: Piece, members: Integers | None, width: int) -> Tokens | None:
+        """Give a piece that is just as wide as asked, for all alike, without a copy; None for any other."""
+        start, stop = piece.start, piece.stop
+        if not (isinstance(start, Const) and isinstance(stop, Const) and stop.value - start.value == width):
+            return None
+        if piece.name in (MASK, TEXT):
+            return None
+        source = self._source(piece, members, start.value, stop.value)
+        return source[:, start.value : stop.value] if stop.value <= source.shape[1] else None
 
     def _source(
         self, piece: Piece, members: Integers | None, start: int | Integers, stop: int | Integers

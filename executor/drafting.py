@@ -79,11 +79,11 @@ class Drafting:
         if stop == start:
             return
         batch.add(
+            self.allocator.lines([chunk.request]),
+            np.array([stop - start]),
             request.text[start + beside : stop + beside],
             np.arange(start, stop),
-            self.allocator.slots(chunk.request, start, stop).numpy(),
-            np.array([stop - start]),
-            self.allocator.slots(chunk.request, 0, start).numpy()[None],
+            np.arange(start, stop),
             np.array([start]),
             [self._mask(stop - start)],
         )

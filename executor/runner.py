@@ -138,7 +138,9 @@ class Runner:
 
     def launch(self, launch: Launch) -> list[Args]:
         """Run a launch: a forward over the rows of all groups and chunks by model, then the operators of each group."""
-        batches: dict[str | None, Batch] = {None: Batch(), **{name: Batch() for name in self.table.models}}
+        batches: dict[str | None, Batch] = {
+            name: Batch(self.allocator) for name in (None, *self.table.models)
+        }
         blocks = [self._block(group, batches) for group in launch.groups]
         chunks = [(chunk, *self._add_chunk(chunk, batches[None])) for chunk in launch.chunks]
         if not any(batch.total or batch.silent for batch in batches.values()):
@@ -240,11 +242,11 @@ class Runner:
         # All that lies before its rows is committed, or was written for later forwards of this round.
         before = group.columns["kv"] if target else block.first_slots()
         batch.add(
+            lines,
+            shape.counts,
             block.flat(block.ids),
             positions,
-            self.allocator.physical(lines.repeat(shape.counts), slots),
-            shape.row_ends,
-            self.allocator.fronts(lines, before),
+            slots,
             before,
             block.masks,
             shape.gated,
@@ -276,11 +278,11 @@ class Runner:
         # A block that the last chunk cut is run again from its start, so that its rows see all of it.
         start = chunk.start - chunk.start % unit
         batch.add(
+            self.allocator.lines([chunk.request]),
+            np.array([stop - start]),
             request.text[start:stop],
             np.arange(start, stop),
-            self.allocator.slots(chunk.request, start, stop).numpy(),
-            np.array([stop - start]),
-            self.allocator.slots(chunk.request, 0, start).numpy()[None],
+            np.arange(start, stop),
             np.array([start]),
             [self._prefill_mask(stop - start)],
         )
