@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 _FIRST_IDS, _LAST_IDS = 32, 512
 # The finish reason of a request whose logits were no numbers, and what is said of it.
 FAULT = "error"
-NOT_FINITE = "the model's logits became NaN for this text: its numbers overflow; try --dtype float32, or another checkpoint"
+NOT_FINITE = (
+    "the model's logits became NaN for this text: its numbers overflow; "
+    "try --dtype float32, or another checkpoint"
+)
 
 
 class CausalModel(Protocol):
@@ -273,9 +276,7 @@ class Session:
         number = self.engine.submit(len(prompt), limit)
         self.runner.add(number, request)
         decoder = self.tokenizer.stream() if self.tokenizer else None
-        self._streams[number] = TextStream(
-            request, decoder, options.stop, include_stop=options.include_stop
-        )
+        self._streams[number] = TextStream(request, decoder, options.stop, include_stop=options.include_stop)
         return number
 
     def request(self, number: int) -> Request:

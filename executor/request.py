@@ -89,6 +89,8 @@ class Request:
 
     def append(self, run: Sequence[int] | Tokens) -> None:
         """Add emitted tokens to the text."""
+        if not len(run):
+            return
         end = self.length + len(run)
         if end > len(self._buffer):
             self._buffer = np.concatenate([self._buffer, np.zeros(max(end, len(self._buffer)), np.int64)])

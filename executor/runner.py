@@ -192,7 +192,7 @@ class Runner:
         owners += [chunk.request for chunk in launch.chunks]
         bad = logits[:, 0].isnan().nonzero().view(-1)
         rows = np.concatenate(batch.wanted)[bad.numpy()]
-        members = np.searchsorted(np.array(batch.row_start), rows, "right") - 1
+        members = np.searchsorted(np.concatenate(batch.counts).cumsum(), rows, "right")
         self.faulty |= {owners[member] for member in members.tolist()}
         logits[bad] = 0
 
@@ -367,32 +367,38 @@ class Runner:
     def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
         """Follow a step: write carries, append the cut runs, count, and forget who ended."""
         scope = self._scope_of(event, requests, before)
-        is_round = event in self._layout_of
         end = self.table.codes[END]
         states = done.columns["state"].tolist()
-        if is_round and self.table.cached(("moves", event), lambda: self._moves(event)):
+        if event in self._layout_of and self.table.cached(("moves", event), lambda: self._moves(event)):
             self._compact(self._blocks[event], requests, before, done)
         alive = (done.columns["state"] != end).nonzero()[0] if end in states else None
         for row, members in self._by_row(done.transition // 2, alive):
             self._move_carries(scope, row, members)
-        if self.table.events[event].emits:
-            for request, run, emitted in zip(scope.requests, self._runs, done.emitted.tolist(), strict=True):
-                if emitted:
-                    request.append(run[:emitted])
-                if is_round:
-                    request.emitted += emitted
-        if is_round:
-            over = self._ends_round
-            for request, state in zip(scope.requests, states, strict=True):
-                request.rounds += over[state]
+        self._append(event, scope.requests, states, done.emitted)
         if self.prefixes is not None and prefix_cache.commits(self.table, event):
             full = prefix_cache.committed(self.table, event, done.columns) // self.allocator.page_size
             for number, pages in zip(requests.tolist(), full.tolist(), strict=True):
                 self.prefixes.enter(number, pages)
-        for number, state in zip(requests.tolist(), states, strict=True) if end in states else ():
-            if state == end:
+        if alive is not None:
+            for number in requests[done.columns["state"] == end].tolist():
                 self._forget(number)
-        self._follow_life(event, scope, requests, done)
+        if event not in self._layout_of:
+            self._follow_life(event, scope, requests, done)
+
+    def _append(
+        self, event: str, requests: Sequence[Request], states: Sequence[int], emitted: NDArray[np.int32]
+    ) -> None:
+        """Append the runs of an event, as they were cut, and count rounds and what they emitted."""
+        is_round = event in self._layout_of
+        if self.table.events[event].emits:
+            for request, run, count in zip(requests, self._runs, emitted.tolist(), strict=True):
+                request.append(run[:count])
+                if is_round:
+                    request.emitted += count
+        if is_round:
+            over = self._ends_round
+            for request, state in zip(requests, states, strict=True):
+                request.rounds += over[state]
 
     def _follow_life(self, event: str, scope: Scope, numbers: NDArray[np.int64], done: Step) -> None:
         """Follow what the life cycle's own events mean to a request."""
