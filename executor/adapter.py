@@ -88,16 +88,16 @@ def refuse_adapter_alone(folder: Path) -> None:
 
 def load_adapter(folder: Path, config: ModelConfig, dtype: torch.dtype) -> Adapter:
     """Read an adapter folder for a model; raises UserError for missing files, wrong shapes and unknown targets."""
-    settings = _settings(folder)
+    settings = adapter_settings(folder)
     numbers = NumberReader(settings, f'"{folder / _SETTINGS}"')
     rank = numbers.count("r")
     alpha = numbers.number("lora_alpha", rank)
-    scale = alpha / math.sqrt(rank) if settings.get("use_rslora") else alpha / rank
+    scale = alpha / math.sqrt(rank) if numbers.flag("use_rslora") else alpha / rank
     return build_adapter(_pairs(folder, config), config, scale, dtype, name=folder.name, rank=rank)
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """Read adapter_config.json and refuse what plain LoRA cannot express."""
+def adapter_settings(folder: Path) -> dict[str, Any]:
+    """Read adapter_config.json; raises UserError where there is none, and for what plain LoRA cannot express."""
     path = folder / _SETTINGS
     if not path.is_file():
         raise UserError(

@@ -47,7 +47,13 @@ def register(app: typer.Typer) -> None:
 def generate(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped spec.")],
     *,
-    prompt: Annotated[str, typer.Option(help="What to say to the model.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What to say to the model; may be repeated.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='File of prompts: one a line; in .jsonl a string or {"prompt": ...} a line.'),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.", min=0)] = 128,
     model: Annotated[
         str, typer.Option(help="A model folder, a GGUF file, or a fetched model.")
@@ -102,7 +108,7 @@ def generate(
         str, typer.Option(help="reserve, holdback, preempt, greedy, or a policy file.")
     ] = "holdback",
     pages: Annotated[
-        int | None, typer.Option(help="KV pages; as many as the request needs by default.", min=1)
+        int | None, typer.Option(help="KV pages; as many as the requests need by default.", min=1)
     ] = None,
     page_size: Annotated[int, typer.Option(help="Token slots a page.", min=1, max=4096)] = 16,
     attention: Annotated[
@@ -129,11 +135,12 @@ def generate(
 ) -> None:
     """Generate text with a model, run by a spec's state machine."""
     from fsm_spec.executor.command import Run, execute
+    from fsm_spec.executor.prompts_option import read_prompts
 
     execute(
         Run(
             spec=spec,
-            prompt=prompt,
+            prompts=read_prompts(prompt or (), prompts),
             max_tokens=max_tokens,
             model=model,
             adapter=adapter,

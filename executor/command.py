@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,15 +19,16 @@ from fsm_spec.executor.quantization_option import Quantization, require_quantiza
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import load
-from fsm_spec.policy import Pool, load_policy
+from fsm_spec.policy import Policy, Pool, load_policy
 from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.trace import TraceWriter
 
 if TYPE_CHECKING:
-    from fsm_spec.executor.generate import Options, Result, Session
+    from fsm_spec.executor.generate import Options, Session
     from fsm_spec.executor.models.drafter import Drafter
-    from fsm_spec.executor.models.load import LoadedModel
+    from fsm_spec.executor.models.load import LoadedModel, ModelFiles
     from fsm_spec.executor.models.store import Progress
+    from fsm_spec.executor.tokenizer import Tokenizer
     from fsm_spec.table import Table
 
 
@@ -42,7 +43,7 @@ class Run:
     """Hold the options of one `generate`."""
 
     spec: str
-    prompt: str
+    prompts: tuple[str, ...]
     max_tokens: int
     model: str
     adapter: Path | None
@@ -92,22 +93,16 @@ def execute(run: Run) -> None:
 
         refuse_drafters(table)
     with _trace_file(run.trace) as trace_file:
+        from fsm_spec.executor.answers import Watch, report
         from fsm_spec.executor.device.resident import resident_of
-        from fsm_spec.executor.generate import (
-            FAULT,
-            NOT_FINITE,
-            Session,
-            context_limit,
-            pool_for,
-            trace_header,
-        )
+        from fsm_spec.executor.generate import Session, trace_header
 
         resident = resident_of(
             run.device,
             resident=run.resident,
             require_graphs=run.require_graphs,
             attention=run.attention,
-            lines=1,
+            lines=len(run.prompts),
         )
         require_attention(
             run.attention, "cpu" if resident is None else resident.place.device.type, run.page_size
@@ -115,15 +110,9 @@ def execute(run: Run) -> None:
         if resident is not None and run.tensor_parallel > 1:
             raise UserError(ONE_PROCESS)
         require_quantization(run.quantization, resident=resident is not None, processes=run.tensor_parallel)
+        files, prompts, pool = _prepare(run, table, policy)
         threads = default_threads() if run.threads is None else run.threads
-        model = _load(run, table, threads)
-        prompt = _encode(model, run)
-        limit = context_limit(model.config, len(prompt), run.max_tokens)
-        pool = (
-            Pool(run.pages, run.page_size)
-            if run.pages
-            else pool_for(table, len(prompt), limit, run.page_size, policy)
-        )
+        model = _load(run, table, threads, files)
         records: list[dict[str, Any]] = []
         head = trace_header(table, policy, pool, loaded.text)
         session = Session(
@@ -139,21 +128,46 @@ def execute(run: Run) -> None:
         )
         with progress_bar() as progress:
             capture_graphs(session, progress)
-        number = session.add(prompt, _options(run))
-        watch = _Watch(run, session, records, trace_file)
+        numbers = [session.add(prompt, _options(run, index)) for index, prompt in enumerate(prompts)]
+        watch = Watch(run, session, numbers, records, trace_file)
         ready = time.perf_counter()
-        first = watch.follow(number)
+        first = watch.follow()
         ended = time.perf_counter()
-    result = session.result(number)
-    if result.finish_reason == FAULT:
-        raise UserError(NOT_FINITE)
     measured = {
         "seconds": ended - ready,
         "load_s": ready - started,
         "first_token_s": first - ready if first else None,
         "threads": threads,
     }
-    _report(run, table, model, session, result, measured)
+    report(run, table, model, session, numbers, measured)
+
+
+def _prepare(run: Run, table: Table, policy: Policy) -> tuple[ModelFiles, list[list[int]], Pool]:
+    """Encode the prompts and size the pool; all that files other than weights can refuse is refused here."""
+    from fsm_spec.engine import refuse
+    from fsm_spec.executor.adapter import adapter_settings
+    from fsm_spec.executor.generate import context_limit, pool_for, require_mask_id, require_sampling
+    from fsm_spec.executor.models.load import open_model
+    from fsm_spec.executor.models.load_drafters import require_drafts
+
+    require_drafts(table, run.drafters)
+    if run.adapter is not None:
+        adapter_settings(run.adapter)
+    options = _options(run, 0)
+    require_sampling(options.sampling)
+    with progress_bar() as progress:
+        files = open_model(run.model, progress)
+    require_mask_id(run.mask_id, files.config)
+    prompts = [_encode(files.tokenizer, run, text) for text in run.prompts]
+    limits = [context_limit(files.config, len(prompt), run.max_tokens) for prompt in prompts]
+    lengths = list(zip(map(len, prompts), limits, strict=True))
+    pages = run.pages or sum(
+        pool_for(table, prompt, limit, run.page_size, policy).pages for prompt, limit in lengths
+    )
+    pool = Pool(pages, run.page_size)
+    for prompt, limit in lengths:
+        refuse(table, policy, pool, prompt, limit)
+    return files, prompts, pool
 
 
 def capture_graphs(session: Session, progress: Progress) -> None:
@@ -172,9 +186,11 @@ def capture_graphs(session: Session, progress: Progress) -> None:
 
 
 def _check_text(run: Run) -> None:
-    if not run.prompt:
+    if not run.prompts:
+        raise UserError("there is no prompt; give --prompt TEXT, or a file of them after --prompts")
+    if "" in run.prompts:
         raise UserError("the prompt is empty; give at least one character after --prompt")
-    for text in (run.prompt, *run.stop):
+    for text in (*run.prompts, *run.stop):
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -196,7 +212,7 @@ def _block_size(model: str) -> int | None:
     return read_config(folder).block_size if (folder / "config.json").is_file() else None
 
 
-def _load(run: Run, table: Table, threads: int) -> LoadedModel:
+def _load(run: Run, table: Table, threads: int, files: ModelFiles) -> LoadedModel:
     """Load model and adapter, with a progress bar where a file is converted first."""
     import torch
 
@@ -225,6 +241,7 @@ def _load(run: Run, table: Table, threads: int) -> LoadedModel:
             adapter=run.adapter,
             gated=table.gated,
             int8=run.quantization == Quantization.int8,
+            files=files,
         )
 
 
@@ -235,76 +252,20 @@ def _drafters(run: Run, table: Table, model: LoadedModel) -> dict[str, Drafter]:
     return load_drafters(table, run.drafters, model)
 
 
-def _encode(model: LoadedModel, run: Run) -> list[int]:
-    if run.raw or not model.tokenizer.has_chat_template:
-        return model.tokenizer.encode(run.prompt)
-    return model.tokenizer.encode_chat([{"role": "user", "content": run.prompt}])
+def _encode(tokenizer: Tokenizer, run: Run, text: str) -> list[int]:
+    if run.raw or not tokenizer.has_chat_template:
+        return tokenizer.encode(text)
+    return tokenizer.encode_chat([{"role": "user", "content": text}])
 
 
-def _options(run: Run) -> Options:
+def _options(run: Run, index: int) -> Options:
+    """Give the options of one prompt; seeds count up, so that equal prompts draw apart."""
     from fsm_spec.executor.generate import Options
     from fsm_spec.kernels.law import SamplingParams
 
     sampling = SamplingParams(run.temperature, run.top_k, run.top_p, run.min_p)
-    return Options(run.max_tokens, sampling, run.seed, () if run.ignore_eos else None, run.stop)
-
-
-class _Watch:
-    """Follow a session: text to standard output, rounds to standard error, records to the trace file.
-
-    Text streams, except beside rounds: on a terminal both would share the same lines.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        session: Session,
-        records: list[dict[str, Any]],
-        trace_file: IO[str] | None,
-    ) -> None:
-        from fsm_spec.executor.steps import StepView
-
-        self.run = run
-        self.session = session
-        self.records = records
-        self.trace_file = trace_file
-        self.view = StepView(session.engine.tiers, self._text) if run.steps else None
-
-    def follow(self, number: int) -> float | None:
-        """Run a request to its end; give the time of its first token."""
-        first = None
-        if self.view:
-            print(self.view.header(), file=sys.stderr)
-        streams = not (self.view or self.run.as_json)
-        try:
-            while not self.session.done(number):
-                text = self.session.iterate().get(number)
-                if first is None and self.session.result(number).token_ids:
-                    first = time.perf_counter()
-                if text and streams:
-                    sys.stdout.write(text)
-                    sys.stdout.flush()
-                self._drain()
-        finally:
-            # Also where the run breaks off: what is said next starts a line of its own.
-            if not self.run.as_json:
-                print("" if streams else self.session.result(number).text, flush=True)
-        return first
-
-    def _drain(self) -> None:
-        for record in self.records:
-            if self.trace_file:
-                self.trace_file.write(json.dumps(record, separators=(",", ":")) + "\n")
-            line = self.view.line(record) if self.view else None
-            if line:
-                print(line, file=sys.stderr, flush=True)
-        self.records.clear()
-
-    def _text(self, number: int, start: int, stop: int) -> str:
-        """Show emitted tokens as text on one line."""
-        tokens = self.session.result(number).token_ids[start:stop]
-        tokenizer = self.session.tokenizer
-        return repr(tokenizer.decode(tokens, skip_special=False)) if tokens and tokenizer else ""
+    seed = (run.seed + index + 2**63) % 2**64 - 2**63
+    return Options(run.max_tokens, sampling, seed, () if run.ignore_eos else None, run.stop)
 
 
 @contextmanager
@@ -321,45 +282,6 @@ def _trace_file(path: Path | None) -> Iterator[IO[str] | None]:
         ) from None
     with out:
         yield out
-
-
-def _report(
-    run: Run,
-    table: Table,
-    model: LoadedModel,
-    session: Session,
-    result: Result,
-    measured: dict[str, float | None],
-) -> None:
-    """Print counts: as one JSON value, or as a line on standard error."""
-    seconds = measured["seconds"]
-    speed = len(result.token_ids) / seconds if seconds else 0.0
-    if run.as_json:
-        value = {
-            **asdict(result),
-            "spec": table.name,
-            "params": dict(table.params),
-            "digest": table.digest,
-            "model": model.name,
-            "dtype": run.dtype,
-            "quantization": run.quantization,
-            "mask_id": session.mask_id,
-            "adapter": model.adapter and str(model.adapter),
-            "run": {**measured, "tokens_per_s": speed},
-        }
-        print(json.dumps(value))
-        return
-    rates = ""
-    if result.acceptance_length is not None and result.tokens_per_forward is not None:
-        rates = (
-            f"acceptance length {result.acceptance_length:.2f}, "
-            f"tokens per forward {result.tokens_per_forward:.2f}, "
-        )
-    print(
-        f"{len(result.token_ids)} tokens in {result.rounds} rounds, {rates}"
-        f"finish reason {result.finish_reason}, {speed:.1f} tok/s",
-        file=sys.stderr,
-    )
 
 
 @contextmanager

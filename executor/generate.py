@@ -44,10 +44,7 @@ if TYPE_CHECKING:
 _FIRST_IDS, _LAST_IDS = 32, 512
 # The finish reason of a request whose logits were no numbers, and what is said of it.
 FAULT = "error"
-NOT_FINITE = (
-    "the model's logits became NaN for this text: its numbers overflow; "
-    "try --dtype float32, or another checkpoint"
-)
+NOT_FINITE = "the model's logits became NaN for this text, as its numbers overflow; try --dtype float32"
 
 
 class CausalModel(Protocol):
@@ -149,10 +146,7 @@ class Session:
         trained = [drafter.mask_token_id for drafter in (drafters or {}).values()]
         known = next((token for token in (mask_id, *trained) if token is not None), None)
         self.mask_id = default_mask_id(config, tokenizer) if known is None else known
-        if not 0 <= self.mask_id < config.vocab:
-            raise UserError(
-                f"mask id {self.mask_id} is out of range; the model has tokens 0 to {config.vocab - 1}"
-            )
+        require_mask_id(self.mask_id, config)
         policy = policy or Policy()
         tiers = tiers_of(table, policy)
         self.allocator: PageAllocator | DevicePages
@@ -262,10 +256,7 @@ class Session:
         """
         options = options or Options()
         limit = context_limit(self.model.config, len(prompt), options.max_tokens)
-        try:
-            SamplingRows.of([options.sampling])
-        except ValueError as error:
-            raise UserError(str(error).removeprefix("row 0: ")) from None
+        require_sampling(options.sampling)
         stop_ids = self.model.config.eos_token_ids if options.stop_ids is None else options.stop_ids
         scores = None
         if options.logprobs is not None:
@@ -375,16 +366,36 @@ class Session:
             del self._streams[number]
 
 
-def _prefixes(table: Table, pages: Pages, requests: Mapping[int, Request], view: str) -> PrefixCache:
+def require_prefixes(table: Table) -> None:
+    """Raise UserError for a spec whose KV may not be found again by later requests."""
     why = rules.refusal(table)
     if why:
         raise UserError(f"{table.name} keeps no pages for later requests: {why}; use --no-prefix-cache")
+
+
+def _prefixes(table: Table, pages: Pages, requests: Mapping[int, Request], view: str) -> PrefixCache:
+    require_prefixes(table)
     return PrefixCache(table, pages, requests, view)
 
 
 def _identity(drafter: Drafter) -> tuple[object, ...]:
     """Say what the KV of a draft model depends on, beside its weights, which do not change in a session."""
     return type(drafter).__name__, drafter.config, drafter.dtype, drafter.capture
+
+
+def require_mask_id(mask_id: int | None, config: ModelConfig) -> None:
+    """Raise UserError for a mask token, given or the model's own, that the vocabulary does not have."""
+    found = config.mask_token_id if mask_id is None else mask_id
+    if found is not None and not 0 <= found < config.vocab:
+        raise UserError(f"mask id {found} is out of range; the model has tokens 0 to {config.vocab - 1}")
+
+
+def require_sampling(sampling: SamplingParams) -> None:
+    """Raise UserError for a sampling parameter out of range."""
+    try:
+        SamplingRows.of([sampling])
+    except ValueError as error:
+        raise UserError(str(error).removeprefix("row 0: ")) from None
 
 
 def context_limit(config: ModelConfig, prompt: int, max_tokens: int) -> int:

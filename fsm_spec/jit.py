@@ -16,6 +16,10 @@ from typing import Any, Final
 
 import numba
 
+from fsm_spec.notice import announce_compiles
+
+announce_compiles()
+
 _SOURCES: Final = (
     "policy",
     "jit",

@@ -33,6 +33,22 @@ class LoadedModel:
     adapter: Path | None = None
 
 
+@dataclass(frozen=True)
+class ModelFiles:
+    """Hold what a folder says beside weights."""
+
+    folder: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+
+def open_model(path_or_name: str | Path, progress: Progress = silent) -> ModelFiles:
+    """Read configuration and tokenizer; paths, errors and GGUF files as in `load_model`."""
+    folder = folder_of(path_or_name, progress)
+    refuse_adapter_alone(folder)
+    return ModelFiles(folder, read_config(folder), Tokenizer.from_folder(folder))
+
+
 def load_model(
     path_or_name: str | Path,
     dtype: torch.dtype = torch.bfloat16,
@@ -41,17 +57,16 @@ def load_model(
     adapter: Path | None = None,
     gated: bool = False,
     int8: bool = False,
+    files: ModelFiles | None = None,
 ) -> LoadedModel:
     """Load a Hugging Face folder, a GGUF file (converted to the cache at first), or a cached model by name.
 
     `adapter` is a folder; where none is given and rows are `gated`, one that lies with the model is taken. With `int8`
-    the weights are rounded from `dtype` to 8-bit integers.
+    the weights are rounded from `dtype` to 8-bit integers. `files` are the model's, where they were opened before.
     Raises UserError where a file is missing or broken, or the files do not fit each other.
     """
-    folder = folder_of(path_or_name, progress)
-    refuse_adapter_alone(folder)
-    config = read_config(folder)
-    tokenizer = Tokenizer.from_folder(folder)
+    files = files or open_model(path_or_name, progress)
+    folder, config = files.folder, files.config
     if adapter is None and gated:
         adapter = bundled_adapter(folder)
     with SafetensorsFolder(folder) as weights:
@@ -59,7 +74,7 @@ def load_model(
         transformer = kind(config, weights, dtype, read_names(folder))
     if adapter is not None:
         transformer.adapter = load_adapter(adapter, config, transformer.rows_dtype)
-    return LoadedModel(Path(path_or_name).name, folder, config, transformer, tokenizer, adapter)
+    return LoadedModel(Path(path_or_name).name, folder, config, transformer, files.tokenizer, adapter)
 
 
 def folder_of(path_or_name: str | Path, progress: Progress = silent) -> Path:

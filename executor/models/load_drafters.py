@@ -31,10 +31,7 @@ def load_drafters(table: Table, given: Mapping[str, str], target: LoadedModel) -
     Token heads lie in the target's own folder unless another is given. Raises UserError for a name that is missing
     or unknown, and for a checkpoint that does not fit.
     """
-    for name in given:
-        if name not in table.models:
-            known = ", ".join(table.models) or "none"
-            raise UserError(f"--draft {name}: {table.name} has no draft model of that name; it has {known}")
+    require_drafts(table, given)
     drawn = random_drafters(table, target.transformer) if _RANDOM in given.values() else {}
     return {
         name: drawn[name] if given.get(name) == _RANDOM else _load(plan.kind, name, given.get(name), target)
@@ -42,14 +39,24 @@ def load_drafters(table: Table, given: Mapping[str, str], target: LoadedModel) -
     }
 
 
+def require_drafts(table: Table, given: Mapping[str, str]) -> None:
+    """Raise UserError for a draft model that is unknown, missing, or not where it is said to be; reads no file."""
+    for name in given:
+        if name not in table.models:
+            known = ", ".join(table.models) or "none"
+            raise UserError(f"--draft {name}: {table.name} has no draft model of that name; it has {known}")
+    for name, plan in table.models.items():
+        if name not in given and plan.kind != "token_heads":
+            raise UserError(
+                f"the spec drafts with a {plan.kind.replace('_', ' ')} called {name}; give --draft {name}=FOLDER"
+            )
+
+
 def _load(kind: str, name: str, place: str | None, target: LoadedModel) -> Drafter:
     model = target.transformer
     if kind == "token_heads" and place is None:
         return load_token_heads(target.folder, model, model.dtype)
-    if place is None:
-        raise UserError(
-            f"the spec drafts with a {kind.replace('_', ' ')} called {name}; give --draft {name}=FOLDER"
-        )
+    assert place is not None, "`require_drafts` asks for it"
     if kind == "language_model":
         if place.startswith(_LAYERS):
             return LanguageDrafter(first_layers(model, _count(name, place)), target.config)

@@ -75,6 +75,7 @@ def execute(run: Serving, settings: dict[str, Any]) -> None:
     loaded = load(run.spec)
     chosen_policy(run)
     chosen_device(run)
+    refuse_early(run, loaded)
     verdict = judge(loaded, run.params, unproved=run.unproved)
 
     from fsm_spec.executor.server import logs
@@ -88,6 +89,26 @@ def execute(run: Serving, settings: dict[str, Any]) -> None:
 
     with replicated(run, settings, loaded, verdict) as server:
         listen(server, run.host, run.port)
+
+
+def refuse_early(run: Serving, loaded: Loaded) -> None:
+    """Raise UserError for what spec, options and the model's configuration tell, before anything takes its time."""
+    from fsm_spec.executor.adapter import adapter_settings
+    from fsm_spec.executor.generate import require_mask_id, require_prefixes
+    from fsm_spec.executor.models.config import read_config
+    from fsm_spec.executor.models.load import folder_of
+    from fsm_spec.executor.models.load_drafters import require_drafts
+
+    table = compile_table(loaded.spec, run.params, line_of=loaded.line_of)
+    if table.contract is None:
+        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+    require_drafts(table, run.drafters)
+    if run.prefix_cache:
+        require_prefixes(table)
+    if run.adapter is not None:
+        adapter_settings(run.adapter)
+    with progress_bar() as progress:
+        require_mask_id(run.mask_id, read_config(folder_of(run.model, progress)))
 
 
 def chosen_device(run: Serving) -> Resident | None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from fsm_spec.cli import application
 from fsm_spec.errors import UserError
+from fsm_spec.executor.models.load import SafetensorsFolder
 from fsm_spec.executor.server.command import judge
 from fsm_spec.load import load
 
@@ -25,15 +26,24 @@ from fsm_spec.load import load
         ("echo.yaml", ("--set", "k=99"), "k"),
         ("echo.yaml", ("--draft", "x"), "write NAME=FOLDER"),
         ("echo.yaml", ("--log-format", "xml"), "give text or json"),
-        ("echo.yaml", (), 'there is no model "nowhere"'),
+        ("echo.yaml", ("--model", "nowhere"), 'there is no model "nowhere"'),
+        ("echo.yaml", ("--mask-id", "9999"), "mask id 9999 is out of range"),
+        ("echo.yaml", ("--adapter", "nowhere"), "has no adapter_config.json"),
+        ("echo.yaml", ("--draft", "draft=x"), "has no draft model of that name"),
     ],
 )
 def test_what_cannot_be_served_is_refused(
-    project: Path, spec: str, options: tuple[str, ...], sentence: str
+    project: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: str,
+    options: tuple[str, ...],
+    sentence: str,
 ) -> None:
-    """A broken or refuted spec, a policy that stands still, or a wrong option never gets a model."""
+    """A broken or refuted spec, a policy that stands still, or a wrong option never has weights read."""
+    monkeypatch.delattr(SafetensorsFolder, "__enter__")
     path = project / "docs" / "examples" / spec
-    done = CliRunner().invoke(application(), ["serve", str(path), "--model", "nowhere", *options])
+    done = CliRunner().invoke(application(), ["serve", str(path), "--model", str(folder), *options])
     assert done.exit_code == 2
     assert sentence in done.stderr
 

@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers.pre_tokenizers import ByteLevel
 from typer.testing import CliRunner
 
 from fsm_spec.cli import application
-from fsm_spec.errors import PoolExhausted
+from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.executor import threads
 from fsm_spec.executor.generate import Session
 from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer
+from fsm_spec.executor.models.load import SafetensorsFolder
 from fsm_spec.executor.models.random import random_weights, tiny_config
+from fsm_spec.executor.prompts_option import read_prompts
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.replay import replay
 
@@ -99,6 +101,75 @@ def test_json_is_one_value_with_the_counts(invoke: Invoke) -> None:
         "tokens_per_forward",
     } < first.keys()
     assert (9, "length", "ngram") == (len(first["token_ids"]), first["finish_reason"], first["spec"])
+
+
+def test_several_prompts(invoke: Invoke, tmp_path: Path) -> None:
+    """Prompts of one run answer as each does alone, under their own lines and in their order; JSON is a list."""
+    file = tmp_path / "prompts.txt"
+    file.write_text("two  words\r\n\n" + "x" * 70 + "\n", encoding="utf-8")
+    options = ["--max-tokens", "9", "--prompt", "hello", "--prompts", str(file)]
+    code, out, err = invoke(*options)
+    texts = ["hello", "two  words", "x" * 70]
+    alone = [json.loads(invoke("--max-tokens", "9", "--prompt", text, "--json")[1]) for text in texts]
+    titles = ["== 1 of 3: hello", "== 2 of 3: two words", f"== 3 of 3: {'x' * 60}..."]
+    lines = [f"{title}\n{value['text']}\n" for title, value in zip(titles, alone, strict=True)]
+    assert (0, "".join(lines)) == (code, out)
+    assert "27 tokens in" in err
+    together = json.loads(invoke(*options, "--json")[1])
+    for value in (*together, *alone):
+        value.pop("run")
+    assert alone == together
+
+
+def test_prompts_that_are_equal_draw_apart(invoke: Invoke) -> None:
+    """Seeds count up from the one given, so that the second of two equal prompts is that of the next seed."""
+    options = ["--max-tokens", "9", "--temperature", "2", "--json", "--prompt", "hi"]
+    both = json.loads(invoke(*options, "--prompt", "hi", "--seed", "4")[1])
+    following = json.loads(invoke(*options, "--seed", "5")[1])
+    assert both[0]["token_ids"] != both[1]["token_ids"] == following["token_ids"]
+
+
+def test_steps_and_trace_of_several_prompts(invoke: Invoke, tmp_path: Path) -> None:
+    """Rounds of both stand in one table, whole texts below each other, and the trace is one that the spec allows."""
+    path = tmp_path / "trace.jsonl"
+    given = ["--prompt", "hello", "--prompt", "you", "--max-tokens", "6", "--trace", str(path), "--steps"]
+    code, out, err = invoke(*given)
+    assert (0, ["== 1 of 2: hello", "== 2 of 2: you"]) == (
+        code,
+        [line for line in out.splitlines() if line[:2] == "=="],
+    )
+    assert {"0", "1"} <= {line.split()[0] for line in err.splitlines() if line}
+    assert 2 == replay(path).ended
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.jsonl", '{"prompt": "a"}\n"b"\n\n', None),
+        ("a.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "a.jsonl:2: there is no prompt"),
+        ("a.jsonl", "a\n", "a.jsonl:1: this is no JSON"),
+        ("a.txt", "\n \n", "a.txt holds no prompt"),
+        ("a.txt", "\udcff", "it is no UTF-8"),
+        ("b/a.txt", None, "cannot be read: No such file"),
+    ],
+)
+def test_files_of_prompts(tmp_path: Path, name: str, content: str | None, sentence: str | None) -> None:
+    """Lines of JSON are strings or objects with a prompt; a broken file names the line and the way out."""
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content.encode(errors="surrogateescape"))
+    if sentence is None:
+        assert ("first", "a", "b") == read_prompts(["first"], path)
+        return
+    with pytest.raises(UserError, match=sentence):
+        read_prompts((), path)
+
+
+def test_no_prompt(folder: Path) -> None:
+    """A run has at least one."""
+    done = CliRunner().invoke(application(), ["generate", "ar", "--model", str(folder)])
+    assert 2 == done.exit_code
+    assert "there is no prompt; give --prompt TEXT" in done.stderr
 
 
 def test_no_round_is_null(invoke: Invoke) -> None:
@@ -223,11 +294,17 @@ def test_trace_is_replayable(invoke: Invoke, tmp_path: Path) -> None:
         (["--stop", ""], "a stop text is empty"),
         (["--seed", str(2**63)], "does not fit in 64 bits"),
         (["--policy", "hold"], "no policy is called 'hold'"),
+        (["--draft", "draft=x"], "has no draft model of that name"),
+        (["--quantization", "int8", "--resident"], "runs on a CPU without --resident"),
+        (["--quantization", "int8", "--tensor-parallel", "2"], "runs in one process"),
         (["--prompt", "\udc80"], "no valid UTF-8"),
     ],
 )
-def test_a_mistake_gets_one_sentence(invoke: Invoke, options: list[str], sentence: str) -> None:
-    """The thing, the place and the way out, on one line, also as JSON; no traceback."""
+def test_a_mistake_gets_one_sentence(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, options: list[str], sentence: str
+) -> None:
+    """The thing, the place and the way out, on one line, also as JSON, before any weight is read; no traceback."""
+    monkeypatch.delattr(SafetensorsFolder, "__enter__")
     code, out, err = invoke(*options)
     assert (2, "") == (code, out)
     assert sentence in err
@@ -242,6 +319,23 @@ def test_unknown_spec_is_answered_with_the_nearest(invoke: Invoke) -> None:
     code, _, err = invoke(spec="ngramm")
     assert 2 == code
     assert 'did you mean "ngram"?' in err
+
+
+def test_numbers_that_overflow(folder: Path, tmp_path: Path) -> None:
+    """Logits that are no numbers end a run with a sentence instead of noise, which names the prompt among several."""
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"] *= 1e38
+    weights["model.layers.0.mlp.up_proj.weight"] *= 1e10
+    save_file(weights, tmp_path / "model.safetensors")
+    given = ["generate", "ar", "--model", str(tmp_path), "--dtype", "float32", "--prompt", "x"]
+    done = CliRunner().invoke(application(), given)
+    assert 2 == done.exit_code
+    assert "logits became NaN" in done.stderr
+    done = CliRunner().invoke(application(), [*given, "--prompt", "y", "--json"])
+    assert 2 == done.exit_code
+    assert "(prompt 1, 2)" in json.loads(done.stdout)["error"]
 
 
 def test_broken_weights_are_named(folder: Path, tmp_path: Path) -> None:
