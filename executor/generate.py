@@ -107,15 +107,6 @@ class Result:
     stop_reason: str | int | None = None
 
 
-def _refuse_budget(policy: Policy) -> None:
-    """Refuse costs that nobody would weigh: on a device every draft is granted."""
-    if policy.budget is not None:
-        raise UserError(
-            f"the policy {policy.policy} has a verify budget, which requests that live on a device do not weigh yet; "
-            "take a policy without one, or leave out --resident"
-        )
-
-
 class Session:
     """Run requests under one table on one model: add them, iterate, and read what they gave.
 
@@ -154,7 +145,6 @@ class Session:
         self.prefixes: PrefixCache | None = None
         self.runner: Runner | DeviceRunner
         if resident is not None:
-            _refuse_budget(policy)
             assert isinstance(model, Transformer), "the resident runner moves the weights of a transformer"
             if model.over_parts is not None:
                 raise UserError(
@@ -242,11 +232,12 @@ class Session:
     def switch(self, policy: Policy) -> None:
         """Put another policy in force from the next iteration on; errors as in `Engine.switch`."""
         if self.resident is not None:
-            _refuse_budget(policy)
             self.resident.refuse_policy(policy, self.engine.policy, self.runner)
         self.engine.switch(policy)
         if isinstance(self.runner, Runner):
             self.runner.operators.rate = policy.rate
+        else:
+            self.runner.state.weigh(policy.rate)
 
     def add(self, prompt: Sequence[int], options: Options | None = None) -> int:
         """Queue a request and give its number.

@@ -15,6 +15,7 @@ from torch import Tensor
 from fsm_spec.executor.device.control import shaped
 from fsm_spec.executor.device.rows import RowForm, Rows
 from fsm_spec.executor.device.scope import DeviceScope
+from fsm_spec.kernels.fixed.budget import grant, share
 from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.fixed.operators import FIXED_OPERATORS
 from fsm_spec.kernels.randomness import Purpose
@@ -39,6 +40,8 @@ class Given:
     first: Tensor | None = None
     states: Tensor | None = None
     drafter: Any = None
+    alive: Tensor | None = None
+    """bool [n], for operators without rows"""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Ran:
     form: RowForm
     rows: Rows
     scope: DeviceScope
+    alive: Tensor
     logits: Callable[[int], Tensor]
     hidden: Tensor | None
     drafter: Any
@@ -79,7 +83,7 @@ def _given(index: int, plan: OperatorPlan, ran: Ran, sampling: SamplingColumns) 
     own = form.readers[index]
     if not len(own):
         none = torch.zeros(len(scope.lines), 0, dtype=torch.int64, device=scope.lines.device)
-        return Given(scope, sampling, none, none, none.sum(1))
+        return Given(scope, sampling, none, none, none.sum(1), alive=ran.alive)
     on_states = plan.op == "capture" or plan.key == "sample:markov"
     states = first = None
     if on_states:
@@ -231,8 +235,14 @@ def _capture(plan: OperatorPlan, given: Given) -> Sequence[Any]:
 
 
 def _budget(plan: OperatorPlan, given: Given) -> Sequence[Any]:
-    """Grant all drafts -> (count [n],): what a budget without a cost table grants."""
-    return (torch.full_like(given.scope.lines, plan.number("size")),)
+    """Grant drafts over all requests of the launch -> (count [n],)."""
+    scope, size = given.scope, plan.number("size")
+    assert given.alive is not None, "a budget looks at a launch"
+    now, rates = scope.read(Piece(plan.read["from_"], Const(0), Const(size)), size), scope.state.rates
+    if plan.rule == "early_stop":
+        return (grant(now, given.alive, rates),)
+    earlier = scope.read(Piece(plan.read["earlier"], Const(0), Const(size)), size)
+    return (share(now, given.alive, rates, earlier),)
 
 
 _CALLS: dict[str, Callable[[OperatorPlan, Given], Sequence[Any]]] = {

@@ -127,7 +127,8 @@ class OverlappedEngine(Engine):
             if not len(results.numbers):
                 continue
             if results.form.event == life_cycle.FIRST:
-                self._prefilled(chunks[int(results.numbers[0])], report)
+                for number in results.numbers.tolist():
+                    self._prefilled(chunks[number], report)
                 continue
             slots = np.array([self._slot_of[number] for number in results.numbers.tolist()])
             self._apply(results.form.event, slots, results.args, report)

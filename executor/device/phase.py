@@ -155,7 +155,9 @@ class Phase:
             member = part.member
             drafter = None if self.drafter is None else self.drafter.model
             read = partial(self._read, member, logits)
-            ran = Ran(member.form, part.rows, part.scope, read, hidden, drafter, self.wishes.adjusts)
+            ran = Ran(
+                member.form, part.rows, part.scope, part.alive, read, hidden, drafter, self.wishes.adjusts
+            )
             args = run_operators(ran)
             if member.scores is not None:
                 packed.append(self._scored(part, member.scores, logits))

@@ -70,13 +70,16 @@ class Resident:
         def cache_of(each: Transformer | Drafter) -> PagedCache:
             return PagedCache(each.config, pool.pages, pool.page_size, each.dtype, place.device)
 
+        state = DeviceState(tiers.largest, tiers.carry, sizes, place.device)
+        if policy.rate is not None:
+            state.weigh(policy.rate)
         machine = Machine(
             place=place,
             weights=Weights(moved, place, fuse=self.fuse),
             cache=cache_of(moved),
             drafters={name: DraftModel(each, cache_of(each)) for name, each in moved_drafters.items()},
             capture=capture,
-            state=DeviceState(tiers.largest, tiers.carry, sizes, place.device),
+            state=state,
             mask_id=mask_id,
             vocabulary=model.config.vocab,
             attention=self.attention,

@@ -24,7 +24,8 @@ from fsm_spec.executor.device.levels import levels_of
 from fsm_spec.executor.device.mailbox import Mailbox, Newcomer, Opening, Taken, row_width
 from fsm_spec.executor.device.pages import DevicePages
 from fsm_spec.executor.device.phase import Machine, Phase
-from fsm_spec.executor.device.prefill import Prefill
+from fsm_spec.executor.device.prefill import CHUNK_NUMBERS, Chunks, Prefill
+from fsm_spec.executor.device.prefill import numbers_of as chunk_numbers
 from fsm_spec.executor.device.results import Form, Results
 from fsm_spec.executor.device.scores import PROMPT, Scored, ScoreForm
 from fsm_spec.executor.prefix_cache import PrefixCache
@@ -99,7 +100,7 @@ class DeviceRunner:
         self._lines: dict[int, int] = {}
         self._free = list(range(lines - 1, -1, -1))
         self._phases: dict[tuple[str, tuple[str, ...], Wishes], Phase] = {}
-        self._prefills: dict[str, Prefill] = {}
+        self._prefill_of: dict[str, Prefill] = {}
         self._results: dict[str, Results] = {}
         self._firsts: dict[int, Results] = {}
         # Scored rows by event, those behind prefills by request.
@@ -111,9 +112,9 @@ class DeviceRunner:
     def use(self, table: Table) -> None:
         """Run the coming launches under this table."""
         self.table = table
-        self.prefill = self._prefills.get(table.digest)
-        if self.prefill is None:
-            self.prefill = self._prefills[table.digest] = Prefill(table, self.machine)
+        if table.digest not in self._prefill_of:
+            self._prefill_of[table.digest] = Prefill(table, self.machine)
+        self.prefill = self._prefill_of[table.digest]
 
     def capture(self, progress: Progress | None = None) -> None:
         """Capture the graphs of all phases of all tiers; raises UserError where one is required and refused."""
@@ -161,7 +162,6 @@ class DeviceRunner:
             self.requests.pop(number)
             return
         line = self._lines[number] = self._free.pop()
-        assert self.prefill is not None
         found = len(self.pages.block_table(number))
         newcomer = Newcomer(number, request, found * self.pages.page_size, self._asked(line, request))
         columns = before if self.prefill.admits_here else after
@@ -218,19 +218,21 @@ class DeviceRunner:
     def submit(self, batches: Sequence[tuple[tuple[str, ...], Numbers]], chunks: Sequence[Chunk]) -> Ticket:
         """Send mail, and queue phases of (states, requests) and chunks on the device; nothing here waits."""
         lines = [self._padded(numbers) for _, numbers in batches]
-        riding = np.array([self._lines[chunk.request] for chunk in chunks], np.int64)
+        prefills = self._prefills(chunks)
+        riding = [self._chunk_numbers(some) for _, some in prefills]
         with torch.inference_mode():
-            rest = self._send([*lines, riding])
+            rest = self._send([*lines, *riding])
             outputs: list[tuple[Form | ScoreForm, Numbers, Tensor]] = []
-            for (states, numbers), placed in zip(batches, rest[:-1], strict=True):
+            for (states, numbers), placed in zip(batches, rest, strict=False):
                 phase = self._phase(self.table, states, self._wishes(numbers))
                 self.forwards += phase.height > 0 and phase.drafter is None
-                packed = self.graphs.run(phase, placed)
-                outputs += [
-                    (form, numbers, part[: len(numbers)].flatten().clone())
-                    for form, part in zip(phase.results, packed, strict=True)
-                ]
-            outputs += self._prefilled(chunks, rest[-1])
+                outputs += self._run(phase, placed, numbers)
+            for (work, some), given in zip(prefills, rest[len(batches) :], strict=True):
+                self.forwards += 1
+                numbers = np.array([chunk.request for chunk in some])
+                found = self._run(work, given.view(-1, CHUNK_NUMBERS), numbers)
+                # Only the last chunk of a text, and a prompt that is scored, has something to say.
+                outputs += found if work.prompt or any(chunk.last for chunk in some) else []
             taken, self._taken = self._taken, []
             told = [*(pages for _, pages in taken), *(packed for _, _, packed in outputs)]
             if not told:
@@ -242,22 +244,36 @@ class DeviceRunner:
     def _wishes(self, numbers: Numbers) -> Wishes:
         return wishes_of([self.requests[number] for number in numbers.tolist()])
 
-    def _prefilled(
-        self, chunks: Sequence[Chunk], lines: Tensor
+    def _run(
+        self, work: Phase | Chunks, given: Tensor, numbers: Numbers
     ) -> list[tuple[Form | ScoreForm, Numbers, Tensor]]:
-        """Run prefill chunks; give the results of those that were the last of their texts, and scores."""
-        assert self.prefill is not None
-        outputs = []
-        for index, chunk in enumerate(chunks):
-            number = np.array([chunk.request])
-            scores = self.requests[chunk.request].scores
-            prompt = scores is not None and scores.wants_prompt
-            found = self.prefill.run(
-                chunk, lines[index : index + 1], self._wishes(number), scores_prompt=prompt
-            )
-            self.forwards += 1
-            outputs += [(form, number, packed.flatten()) for form, packed in found]
-        return outputs
+        """Run work, and give its results of those that are somebody."""
+        packed = self.graphs.run(work, given)
+        return [
+            (form, numbers, part[: len(numbers)].flatten().clone())
+            for form, part in zip(work.results, packed, strict=True)
+        ]
+
+    def _prefills(self, chunks: Sequence[Chunk]) -> list[tuple[Chunks, list[Chunk]]]:
+        """Part prefill chunks by the rows in which they run; prompts that are scored run alone."""
+        together: dict[int, list[Chunk]] = {}
+        parts: list[tuple[Chunks, list[Chunk]]] = []
+        for chunk in chunks:
+            rows, scores = self.prefill.rows_of(chunk), self.requests[chunk.request].scores
+            if scores is not None and scores.wants_prompt:
+                wishes = wishes_of([self.requests[chunk.request]])
+                parts.append((self.prefill.chunks(rows, wishes, prompt=True), [chunk]))
+            else:
+                together.setdefault(rows, []).append(chunk)
+        for rows, some in together.items():
+            wishes = wishes_of([self.requests[chunk.request] for chunk in some])
+            parts.append((self.prefill.chunks(rows, wishes), some))
+        return parts
+
+    def _chunk_numbers(self, chunks: Sequence[Chunk]) -> Numbers:
+        size = self.graphs.bucket(len(chunks))
+        lines = ((self._lines[chunk.request], chunk) for chunk in chunks)
+        return chunk_numbers(lines, size, self.state.padding).reshape(-1)
 
     def receive(self, ticket: Ticket) -> Iterator[Results]:
         """Wait for a launch, and give the results of its events in order, without requests that were dead.
@@ -274,18 +290,21 @@ class DeviceRunner:
                 continue
             found = results.take(np.flatnonzero(results.alive))
             if results.form.event == life_cycle.FIRST:
-                if len(found.numbers):
-                    self._firsts[int(found.numbers[0])] = found
+                for member, number in enumerate(found.numbers.tolist()):
+                    self._firsts[number] = found.take(np.array([member]))
             else:
                 self._results[results.form.event] = found
             yield found
 
     def _hear(self, scored: Scored) -> None:
         """Keep scored rows until their event is followed; those of a prompt have none."""
-        number = int(scored.numbers[0])
-        if scored.form.event != PROMPT:
-            self._scored[number if scored.form.event == life_cycle.FIRST else scored.form.event] = scored
+        if scored.form.event == life_cycle.FIRST:
+            self._scored.update(dict.fromkeys(scored.numbers.tolist(), scored))
             return
+        if scored.form.event != PROMPT:
+            self._scored[scored.form.event] = scored
+            return
+        number = int(scored.numbers[0])
         request = self.requests[number]
         assert request.scores is not None, "a prompt is scored for whoever wants it"
         found = list(scored.of(number))
@@ -326,7 +345,7 @@ class DeviceRunner:
             self.state.text[line, : len(text)].copy_(text)
             if len(asked):
                 self.state.put_controls(line, asked)
-        if len(admitted) and self.prefill is not None and self.prefill.admits_here:
+        if len(admitted) and self.prefill.admits_here:
             self.prefill.begin(*pieces[len(parts) - 2 : len(parts)])
         return own[2 * len(newcomers) :]
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fsm_spec.budget import Rate
 from fsm_spec.executor.carry import EMPTY
 from fsm_spec.kernels.fixed.adjust import AdjustColumns
 from fsm_spec.kernels.fixed.law import SamplingColumns
@@ -81,11 +83,20 @@ class DeviceState:
             bias_ids=self._full((BIAS_IDS,), 0, torch.int64),
             bias=self._full((BIAS_IDS,), 0.0, torch.float64),
         )
+        # Steps a second of a launch by its rows, which verify budgets weigh: those of no budget at first.
+        self.rates = torch.arange(
+            sizes.lines * (1 + _most_granted(table)) + 1, dtype=torch.float64, device=self.device
+        )
         # Tokens before which no stop token is emitted.
         self.least = self._full((), 0, torch.int64)
 
     def _full(self, shape: tuple[int, ...], value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((self.sizes.lines + 2, *shape), value, dtype=dtype, device=self.device)
+
+    def weigh(self, rate: Rate | None) -> None:
+        """Let verify budgets weigh launches by that rate; without one every draft is worth its row."""
+        rows = np.arange(len(self.rates))
+        self.rates.copy_(torch.from_numpy(rows.astype(np.float64) if rate is None else rate(rows)))
 
     def _add(self, plan: CarryPlan) -> None:
         """Make the tensors of a carry."""
@@ -144,6 +155,7 @@ class DeviceState:
         held = [*self.columns.values(), *self.tokens.values(), *self.wide.values(), *trees, *self.sampling]
         held += [
             *self.controls,
+            self.rates,
             self.least,
             self.text,
             self.block_table,
@@ -181,3 +193,9 @@ class DeviceState:
         size = self.sizes.page_size
         page = table.gather(1, (slots // size).clamp(0, table.shape[1] - 1))
         return torch.where(live, page * size + slots % size, -1).int()
+
+
+def _most_granted(table: Table) -> int:
+    """Give the most drafts that a budget of a table may grant a request; 0 where it has none."""
+    operators = (operator for plan in table.forwards.values() for operator in plan.operators)
+    return max((each.number("size") for each in operators if each.op == "budget"), default=0)

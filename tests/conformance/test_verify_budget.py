@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import pytest
 
 from fsm_spec.errors import UserError
+from fsm_spec.executor.device.place import CpuPlace
+from fsm_spec.executor.device.resident import Resident
 from fsm_spec.executor.generate import Options, Session, trace_header
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.random_drafters import random_drafters
@@ -76,14 +78,21 @@ def test_what_rows_cost_decides_how_many_drafts_are_judged(
     assert all(plain == outputs.token_ids for outputs in runs.values())
 
 
-def test_a_budget_is_switched_between_rounds(table_of: Tables) -> None:
-    """A switch that only moved the scheduler's policy would leave the old costs in force."""
+@pytest.mark.parametrize("resident", [None, Resident(CpuPlace(graphs=True))], ids=["host", "resident"])
+def test_a_budget_is_switched_between_rounds(table_of: Tables, resident: Resident | None) -> None:
+    """A switch that only moved the scheduler's policy would leave the old costs in force, in graphs too."""
     model, table = tiny_model(vocab=48, hidden=32, heads=2, kv_heads=1), table_of("dspark", g=3)
     records: list[dict[str, Any]] = []
     pool = Pool(64, 16)
     trace = TraceWriter(records, trace_header(table, DEAR, pool, load("dspark").text))
     session = Session(
-        table, model, pool=pool, policy=DEAR, drafters=random_drafters(table, model), trace=trace
+        table,
+        model,
+        pool=pool,
+        policy=DEAR,
+        drafters=random_drafters(table, model),
+        trace=trace,
+        resident=resident,
     )
     session.add(PROMPTS[0], Options(64))
     found = []
@@ -94,6 +103,35 @@ def test_a_budget_is_switched_between_rounds(table_of: Tables) -> None:
             session.iterate()
         found.append({r["args"]["granted"] for r in records[start:] if "granted" in r.get("args", {})})
     assert [{0}, {3}, {0}] == found
+
+
+@pytest.mark.parametrize("spec", budgeted())
+def test_a_device_weighs_as_the_host_does(spec: str, table_of: Tables) -> None:
+    """In a crowd, with a table under which some drafts pay: the grants are the host's, planned ahead or not."""
+    model, table = tiny_model(vocab=48, hidden=32, heads=2, kv_heads=1), table_of(spec, g=3)
+    some = policy(range(1, 17), [1000 // (row + 9) for row in range(16)])
+    grants = []
+    for resident, lag in ((None, 0), (Resident(CpuPlace()), 0), (Resident(CpuPlace()), 1)):
+        records: list[dict[str, Any]] = []
+        weighing, pool = some.model_copy(update={"lag": lag, "max_running": 4}), Pool(64, 16)
+        session = Session(
+            table,
+            model,
+            pool=pool,
+            policy=weighing,
+            drafters=random_drafters(table, model),
+            trace=TraceWriter(records, trace_header(table, weighing, pool, load(spec).text)),
+            resident=resident,
+        )
+        for prompt in PROMPTS:
+            session.add(prompt, Options(TOKENS))
+        session.run()
+        grants.append(
+            [(r["request"], r["args"]["granted"]) for r in records if "granted" in r.get("args", {})]
+        )
+    assert grants[0] == grants[1]
+    assert sorted(grants[0]) == sorted(grants[2])
+    assert 1 < len({granted for _, granted in grants[0]})
 
 
 def test_a_spec_without_the_operator_refuses_the_table(table_of: Tables) -> None:

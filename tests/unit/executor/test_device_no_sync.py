@@ -12,7 +12,6 @@ from shipped_specs import SPECS, operators, sizes
 from torch import Tensor
 
 from fsm_spec.compile import compile_table
-from fsm_spec.engine import Chunk
 from fsm_spec.executor.adapter import random_adapter
 from fsm_spec.executor.control import reads_in_order
 from fsm_spec.executor.device import resident
@@ -87,13 +86,11 @@ def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch)
         for phase in runner.phases():
             packed = phase(lines)
             assert [LINES] * len(packed) == [len(each) for each in packed]
-        assert runner.prefill is not None
         asked = Wishes(adjusts=True, scores=reads_in_order(table))
         for phase in runner.phases(asked):
             assert {LINES} == {len(each) for each in phase(lines)}
-        found = runner.prefill.run(Chunk(0, 0, 4, last=True), lines[:1], asked, scores_prompt=asked.scores)
-        assert {"cuda"} == {packed.device.type for _, packed in found}
-        runner.prefill.run(Chunk(0, 0, 4, last=False), lines[:1])
+        for work in (runner.prefill.chunks(4), runner.prefill.chunks(6, asked, prompt=asked.scores)):
+            assert {LINES} == {len(each) for each in work(work.blank(LINES))}
         runner.prefill.begin(lines, lines)
         runner.state.give_back(lines)
         assert "cuda" == runner.state.taken(3).device.type
