@@ -21,13 +21,12 @@ import torch
 from live import live
 from record import read_result, write_result
 
-from fsm_spec.compile import compile_table
 from fsm_spec.executor.models.load import LoadedModel, load_model
 from fsm_spec.load import load, shipped
 
 QUESTION: list[Any] = [{"role": "user", "content": "Count from one to five in words, twice."}]
-# Room for the few requests of a session.
-PAGES = 64
+# Room for the few requests of a session; and a size of blocks.
+PAGES, BLOCK = 64, 4
 SCHEMA = {
     "type": "object",
     "properties": {"word": {"enum": ["one", "two", "three"]}, "last": {"type": "boolean"}},
@@ -51,7 +50,8 @@ def main() -> int:
         "model": "smollm2-135m", "dtype": "float32", "tokens": given.tokens, "openai": openai.__version__,
     }  # fmt: skip
     sessions = _kept(about)
-    for spec in ["ar", *(name for name in given.specs if name != "ar")]:
+    first = [] if "ar" in sessions and "ar" not in given.specs else ["ar"]
+    for spec in [*first, *(name for name in given.specs if name != "ar")]:
         session = sessions[spec] = _recorded(spec, model, given.tokens)
         session["equals_plain"] = session["greedy"] == sessions["ar"]["greedy"]
         print(f"{spec:24} equal {session['equals_plain']!s:6} {session['seconds']:6.1f} s", flush=True)
@@ -82,11 +82,14 @@ def _recorded(spec: str, model: LoadedModel, tokens: int) -> dict[str, Any]:
     loaded = load(spec).spec
     # Servers of earlier specs hold their KV in cycles of references until they are looked for.
     gc.collect()
-    with live(spec, model, pages=PAGES) as (url, parts):
+    # No block was trained into this model: of a long one nothing is sure, and every token costs a forward.
+    params = {name: min(each.default, BLOCK) for name, each in loaded.params.items() if each.trained}
+    with live(spec, model, pages=PAGES, params=params) as (url, parts):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=900)
         found = _session(client, tokens, in_order=parts.served.in_order)
     claim = loaded.lossless.claim if loaded.lossless else "no"
-    return {"spec": spec, "claim": claim, "digest": compile_table(loaded).digest, **found}
+    table = parts.served.table
+    return {"spec": spec, "claim": claim, "params": dict(table.params), "digest": table.digest, **found}
 
 
 def _session(client: openai.OpenAI, tokens: int, *, in_order: bool) -> dict[str, Any]:

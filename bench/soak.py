@@ -33,7 +33,7 @@ def main() -> int:
     for name, test in TESTS.items():
         started = time.perf_counter()
         # -P: the project's folder stays off the path, as in scripts/test.
-        command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+        command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
         environment = os.environ | {f"FSM_SPEC_SOAK_{name.upper()}": str(given[name]), "CI": "true"}
         done = subprocess.run(command, cwd=Path(__file__).parents[1], env=environment, check=False)
         found[name] = {

@@ -18,12 +18,12 @@ from starlette.types import ASGIApp
 
 from fsm_spec.executor.server import machine
 from fsm_spec.executor.server.body import JsonRoute
-from fsm_spec.executor.server.documented import ERRORS, document
+from fsm_spec.executor.server.documented import ANSWERS, ERRORS, document
 from fsm_spec.executor.server.engines import Engines
 from fsm_spec.executor.server.generation import answer
 from fsm_spec.executor.server.guard import Guard
 from fsm_spec.executor.server.intake import chat_order, chat_tokens, completion_order, require_tokens
-from fsm_spec.executor.server.monitoring import add_monitoring, add_page
+from fsm_spec.executor.server.monitoring import Svg, add_monitoring, add_page
 from fsm_spec.executor.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -145,12 +145,12 @@ def _add_generation(server: Server) -> None:
             state.log["prompts"] = [served.tokenizer.decode(job.prompt) for job in order.jobs]
         return await answer(order, served, engines, request)
 
-    @server.api.post("/v1/completions", responses=ERRORS, response_model=None, tags=["generation"])
+    @server.api.post("/v1/completions", responses=ANSWERS, response_model=None, tags=["generation"])
     async def completions(body: CompletionRequest, request: Request) -> Response | EventStream:
         """Continue a prompt, or several."""
         return await run(completion_order, body, request, "cmpl")
 
-    @server.api.post("/v1/chat/completions", responses=ERRORS, response_model=None, tags=["generation"])
+    @server.api.post("/v1/chat/completions", responses=ANSWERS, response_model=None, tags=["generation"])
     async def chat_completions(body: ChatRequest, request: Request) -> Response | EventStream:
         """Give the next turn of a chat."""
         return await run(chat_order, body, request, "chatcmpl")
@@ -214,10 +214,10 @@ def _add_machine(server: Server) -> None:
         """Describe spec, model, pool and policy."""
         return json_response({**machine.describe(served), **engines.describe()})
 
-    @server.api.get("/v1/fsm/diagram", responses=ERRORS, tags=["state machine"])
+    @server.api.get("/v1/fsm/diagram", responses=ERRORS, response_class=Svg, tags=["state machine"])
     async def diagram() -> Response:
         """Draw the state machine as SVG."""
-        return Response(machine.diagram(served), media_type="image/svg+xml")
+        return Svg(machine.diagram(served))
 
     @server.api.get("/v1/fsm/requests", responses=ERRORS, tags=["state machine"])
     async def requests() -> Response:

@@ -25,6 +25,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         504: "the request took longer than its time limit",
     }.items()
 }
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    **ERRORS,
+    200: {"description": "the answer, or a stream of its pieces", "content": {"text/event-stream": {}}},
+}
 ERROR = {
     "type": "object",
     "required": ["error"],

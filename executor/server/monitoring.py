@@ -6,7 +6,7 @@ from importlib import metadata, resources
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from fsm_spec.executor.server.documented import ERRORS
 from fsm_spec.executor.server.engines import Engines
@@ -18,6 +18,12 @@ from fsm_spec.executor.server.stream import json_response
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
 }
+
+
+class Svg(Response):
+    """Answer with a drawing."""
+
+    media_type = "image/svg+xml"
 
 
 def add_monitoring(api: FastAPI, engines: Engines, guard: Guard) -> None:
@@ -37,7 +43,7 @@ def add_monitoring(api: FastAPI, engines: Engines, guard: Guard) -> None:
             raise Refusal("no new requests are taken", code="draining", status=503)
         return json_response({"status": "ready"})
 
-    @api.get("/metrics", tags=["monitoring"])
+    @api.get("/metrics", response_class=PlainTextResponse, tags=["monitoring"])
     async def metrics() -> Response:
         """Give metrics in Prometheus' form."""
         page = await engines.metrics()

@@ -362,6 +362,25 @@ def test_models_and_monitoring(server: Running, client: openai.OpenAI) -> None:
     assert server.http.get("/v1/completions").status_code == 405
 
 
+def test_the_document_names_every_type_of_answer(server: Running) -> None:
+    """Clients are generated from it: a stream, a drawing or a page of metrics is not announced as JSON."""
+    paths = server.http.get("/openapi.json").json()["paths"]
+    for path in (
+        "/health",
+        "/metrics",
+        "/version",
+        "/v1/models",
+        "/v1/fsm",
+        "/v1/fsm/diagram",
+        "/v1/fsm/requests",
+    ):
+        kind = server.http.get(path).headers["content-type"].partition(";")[0]
+        assert [kind] == list(paths[path]["get"]["responses"]["200"]["content"]), path
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        kinds = paths[path]["post"]["responses"]["200"]["content"]
+        assert {"application/json", "text/event-stream"} == set(kinds)
+
+
 def test_keys_limits_and_ids(serve: Serve) -> None:
     """With keys set others are refused; bodies have a limit; a request's id comes back."""
     with serve("ar", keys=("one", "two"), max_body=2000, cors=("http://page",)) as running:
