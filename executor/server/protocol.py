@@ -113,7 +113,8 @@ class SamplingRequest(Strict):
     min_p: Real | None = Field(default=None, ge=0, le=1)
     presence_penalty: Real | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: Real | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: Real | None = Field(default=None, gt=0, le=10)
+    # Logits are divided by it, and must stay finite.
+    repetition_penalty: Real | None = Field(default=None, ge=0.01, le=10)
     logit_bias: dict[Text, Annotated[Real, Field(ge=-100, le=100)]] | None = Field(
         default=None, max_length=1024
     )

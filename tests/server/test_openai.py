@@ -222,6 +222,7 @@ def test_statistics_on_request(server: Running) -> None:
         ({"prompt": "a", "stop": ["x", ""]}, "stop", 400),
         ({"prompt": "a", "max_tokens": 10**400}, "max_tokens", 400),
         ({"prompt": "a", "timeout": 0}, "timeout", 400),
+        ({"prompt": "a", "repetition_penalty": 5e-324}, "repetition_penalty", 400),
         ({"prompt": "a", "n": True}, "n", 400),
         ({"prompt": "a", "store": True}, "store", 400),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", 400),
