@@ -481,8 +481,8 @@ class Runner:
         tokens = self.carries.tokens
         lines = scope.lines if members is None else scope.lines[members]
         if row.index not in self._carried:
-            narrow = [(name, pieces) for name, pieces in row.carries if name in tokens]
-            self._carried[row.index] = narrow, [each for each in row.carries if each[0] not in tokens]
+            own = [each for each in row.carries if each[0] in tokens]
+            self._carried[row.index] = own, [each for each in row.carries if each[0] not in tokens]
         narrow, others = self._carried[row.index]
         gathered = {name: scope.gather(pieces, members, tokens[name].shape[1]) for name, pieces in narrow}
         if others:
