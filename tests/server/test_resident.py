@@ -43,7 +43,10 @@ def test_answers_are_those_of_the_cpu_runner(own: Running, server: Running) -> N
         whole = pool.map(lambda body: own.complete(**body)["choices"], BODIES)
         streamed = pool.map(lambda body: own.stream("/v1/completions", **body), BODIES)
     found = list(whole)
-    scores = [[each.pop("logprobs") or {} for choices in answers for each in choices] for answers in (expected, found)]
+    scores = [
+        [each.pop("logprobs") or {} for choices in answers for each in choices]
+        for answers in (expected, found)
+    ]
     assert expected == found
     for mine, theirs in zip(*scores, strict=True):
         assert mine.get("tokens") == theirs.get("tokens")
