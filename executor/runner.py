@@ -481,8 +481,10 @@ class Runner:
         tokens = self.carries.tokens
         lines = scope.lines if members is None else scope.lines[members]
         if row.index not in self._carried:
-            own = [each for each in row.carries if each[0] in tokens]
-            self._carried[row.index] = own, [each for each in row.carries if each[0] not in tokens]
+            self._carried[row.index] = (
+                [each for each in row.carries if each[0] in tokens],
+                [each for each in row.carries if each[0] not in tokens],
+            )
         narrow, others = self._carried[row.index]
         gathered = {name: scope.gather(pieces, members, tokens[name].shape[1]) for name, pieces in narrow}
         if others:
@@ -523,7 +525,7 @@ class Runner:
 
 def _part(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """Give some rows of a tensor, without a view of its own where they are all: making one costs microseconds."""
-    return rows if stop - start == len(rows) else rows[start:stop]
+    return rows if stop - start == rows.shape[0] else rows[start:stop]
 
 
 def _rejoined(runs: Sequence[Tokens], members: Sequence[NDArray[np.int64] | None]) -> Tokens:

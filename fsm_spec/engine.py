@@ -284,13 +284,14 @@ class Engine:
         self._record(decision, numbers, admitted)
         chunks = [(int(live[index]), tokens) for index, tokens in decision.chunks]
         running = live[decision.run]
-        pages = decision.pages
+        pages, planned = decision.pages, live
         common = decision.shared[len(live) :] or (0,) * len(admitted)
         hits = decision.hits or (0,) * len(admitted)
-        self.shared[live] = decision.shared[: len(live)] or 0
         if decision.preempt:
             self._preempt(live[list(decision.preempt)], report)
             live, pages = np.delete(live, decision.preempt), np.delete(pages, decision.preempt)
+        # Only now: while pages go back, they are counted as they were shared before this plan.
+        self.shared[planned] = decision.shared[: len(planned)] or 0
         self._hold(admitted, hits)
         self._take_pages(live, pages)
         for request, taken, tokens, hit, counted in zip(
