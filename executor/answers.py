@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from fsm_spec.errors import UserError
 from fsm_spec.executor.generate import FAULT, NOT_FINITE, Result, Session
 from fsm_spec.executor.steps import StepView
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from fsm_spec.executor.command import Run
@@ -133,7 +134,7 @@ def report(
         values = [{**asdict(result), **shared} for result in results]
         print(json.dumps(values[0] if len(values) == 1 else values))
     if not run.as_json:
-        print(f"{total} tokens in {_counts(results)}, {speed:.1f} tok/s", file=sys.stderr)
+        print(f"{counted(total, 'token')} in {_counts(results)}, {speed:.1f} tok/s", file=sys.stderr)
 
 
 def _counts(results: Sequence[Result]) -> str:
@@ -148,4 +149,4 @@ def _counts(results: Sequence[Result]) -> str:
     if rounds and forwards:
         rates = f"acceptance length {emitted / rounds:.2f}, tokens per forward {emitted / forwards:.2f}, "
     reasons = list(dict.fromkeys(result.finish_reason for result in results))
-    return f"{rounds} rounds, {rates}finish reason {' or '.join(reasons)}"
+    return f"{counted(rounds, 'round')}, {rates}finish reason {' or '.join(reasons)}"

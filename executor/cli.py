@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -35,6 +35,14 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+# Headings of `--help`.
+_MODEL: Final = "Model"
+_SAMPLING: Final = "Sampling and end"
+_MACHINE: Final = "Machine"
+_SCHEDULER: Final = "Scheduler and KV pool"
+_RESULTS: Final = "Results"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("generate")(generate)
@@ -54,14 +62,17 @@ def generate(
         Path | None,
         typer.Option(help='File of prompts: one a line; in .jsonl a string or {"prompt": ...} a line.'),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.", min=0)] = 128,
+    max_tokens: Annotated[
+        int, typer.Option(help="Most tokens to generate.", min=0, rich_help_panel=_SAMPLING)
+    ] = 128,
     model: Annotated[
-        str, typer.Option(help="A model folder, a GGUF file, or a fetched model.")
+        str, typer.Option(help="A model folder, a GGUF file, or a fetched model.", rich_help_panel=_MODEL)
     ] = DEFAULT_MODEL,
     adapter: Annotated[
         Path | None,
         typer.Option(
-            help="Draft adapter in PEFT's layout; by default the one in the model's folder, else none."
+            help="Draft adapter in PEFT's layout; by default the one in the model's folder, else none.",
+            rich_help_panel=_MODEL,
         ),
     ] = None,
     draft: Annotated[
@@ -69,50 +80,93 @@ def generate(
         typer.Option(
             metavar="NAME=FOLDER",
             help="Draft model of that name in the spec: a folder, layers:N for the target's first layers, or random.",
+            rich_help_panel=_MODEL,
         ),
     ] = None,
     mask_id: Annotated[
         int | None,
-        typer.Option(help="Token on mask rows; the model's mask token, else its first unused special token."),
+        typer.Option(
+            help="Token on mask rows; the model's mask token, else its first unused special token.",
+            rich_help_panel=_MODEL,
+        ),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most probable token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Sample among so many tokens; 0 for all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample within this mass; 1 for all.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Sample above this share of the best token's mass.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
-    dtype: Annotated[Dtype, typer.Option(help="Format of the weights.")] = Dtype.bfloat16,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the most probable token.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    top_k: Annotated[
+        int, typer.Option(help="Sample among so many tokens; 0 for all.", rich_help_panel=_SAMPLING)
+    ] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample within this mass; 1 for all.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
+    min_p: Annotated[
+        float,
+        typer.Option(help="Sample above this share of the best token's mass.", rich_help_panel=_SAMPLING),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of all draws.", rich_help_panel=_SAMPLING)] = 0,
+    dtype: Annotated[
+        Dtype, typer.Option(help="Format of the weights.", rich_help_panel=_MODEL)
+    ] = Dtype.bfloat16,
     quantization: Annotated[
-        Quantization, typer.Option(help="What weights are rounded to at load; int8 on a CPU only.")
+        Quantization,
+        typer.Option(help="What weights are rounded to at load; int8 on a CPU only.", rich_help_panel=_MODEL),
     ] = Quantization.none,
     device: Annotated[
-        Device, typer.Option(help="Where the model runs; auto takes a GPU where there is one.")
+        Device,
+        typer.Option(
+            help="Where the model runs; auto takes a GPU where there is one.", rich_help_panel=_MACHINE
+        ),
     ] = Device.auto,
     resident: Annotated[
         bool,
-        typer.Option("--resident", help="On a CPU: keep requests in tensors and run rounds as a GPU does."),
+        typer.Option(
+            "--resident",
+            help="On a CPU: keep requests in tensors and run rounds as a GPU does.",
+            rich_help_panel=_MACHINE,
+        ),
     ] = False,
     require_graphs: Annotated[
-        bool, typer.Option("--require-graphs", help="Fail where a phase runs without a graph.")
+        bool,
+        typer.Option(
+            "--require-graphs", help="Fail where a phase runs without a graph.", rich_help_panel=_MACHINE
+        ),
     ] = False,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Text that ends the answer; may be repeated.", rich_help_panel=_SAMPLING),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on past the model's end token.")
+        bool,
+        typer.Option("--ignore-eos", help="Go on past the model's end token.", rich_help_panel=_SAMPLING),
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Take the prompt as it is, without a chat template.")
+        bool,
+        typer.Option(
+            "--raw", help="Take the prompt as it is, without a chat template.", rich_help_panel=_SAMPLING
+        ),
     ] = False,
     settings: Settings = None,
     policy: Annotated[
-        str, typer.Option(help="reserve, holdback, preempt, greedy, or a policy file.")
+        str,
+        typer.Option(
+            help="reserve, holdback, preempt, greedy, or a policy file.", rich_help_panel=_SCHEDULER
+        ),
     ] = "holdback",
     pages: Annotated[
-        int | None, typer.Option(help="KV pages; as many as the requests need by default.", min=1)
+        int | None,
+        typer.Option(
+            help="KV pages; as many as the requests need by default.", min=1, rich_help_panel=_SCHEDULER
+        ),
     ] = None,
-    page_size: Annotated[int, typer.Option(help="Token slots a page.", min=1, max=4096)] = 16,
+    page_size: Annotated[
+        int, typer.Option(help="Token slots a page.", min=1, max=4096, rich_help_panel=_SCHEDULER)
+    ] = 16,
     attention: Annotated[
-        Attention, typer.Option(help="What computes attention: torch on a CPU, Triton on a GPU by default.")
+        Attention,
+        typer.Option(
+            help="What computes attention: torch on a CPU, Triton on a GPU by default.",
+            rich_help_panel=_MACHINE,
+        ),
     ] = Attention.auto,
     threads: Annotated[
         int | None,
@@ -120,16 +174,29 @@ def generate(
             help="Threads of torch; by default OMP_NUM_THREADS, else as many as there are idle cores.",
             min=1,
             max=MOST_THREADS,
+            rich_help_panel=_MACHINE,
         ),
     ] = None,
     tensor_parallel: Annotated[
-        int, typer.Option(help="Processes that share the model's heads and feed-forward.", min=1, max=64)
+        int,
+        typer.Option(
+            help="Processes that share the model's heads and feed-forward.",
+            min=1,
+            max=64,
+            rich_help_panel=_MACHINE,
+        ),
     ] = 1,
     steps: Annotated[
-        bool, typer.Option("--steps", help="Show each round on standard error, and the text at the end.")
+        bool,
+        typer.Option(
+            "--steps",
+            help="Show each round on standard error, and the text at the end.",
+            rich_help_panel=_RESULTS,
+        ),
     ] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write every step to this file, for `fsm-spec replay`.")
+        Path | None,
+        typer.Option(help="Write every step to this file, for `fsm-spec replay`.", rich_help_panel=_RESULTS),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -34,6 +34,7 @@ from fsm_spec.policy import Policy, Pool, longest_pages
 from fsm_spec.table import Table
 from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import TraceWriter, header
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from fsm_spec.executor.device.pages import DevicePages
@@ -393,7 +394,7 @@ def context_limit(config: ModelConfig, prompt: int, max_tokens: int) -> int:
     """Cut the limit of new tokens at the context length; raises UserError where the prompt fills it."""
     if prompt >= config.context and max_tokens > 0:
         raise UserError(
-            f"the prompt has {prompt} tokens and the model's context {config.context}; give a shorter prompt"
+            f"the prompt has {counted(prompt, 'token')} and the model's context {config.context}; give a shorter prompt"
         )
     return min(max_tokens, config.context - prompt)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -28,6 +29,16 @@ PIPE_CLOSED: Final = 141  # 128 + SIGPIPE, as shells report it
 class Commands(TyperGroup):
     """Run commands and turn what a user can cause into one sentence and an exit code."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - as below
+        """Read the options that stand before a command."""
+        as_json = "--json" in args
+        try:
+            return list(super().parse_args(ctx, args))
+        except Exception as error:
+            if usage := usage_sentence(error):
+                fail(usage, as_json=as_json)
+            raise
+
     def invoke(self, ctx: Any) -> object:  # noqa: ANN401 - a class that is not the same in all versions of typer
         """Run the command that the context names."""
         as_json = "--json" in ctx.args
@@ -45,12 +56,8 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(PIPE_CLOSED) from None
         except Exception as error:
-            # A usage error of the command-line library, whose classes are not the same in all its versions.
-            usage = str(error.format_message()) if hasattr(error, "format_message") else ""
-            if usage.startswith("Missing argument 'SPEC"):
-                fail(NO_SPEC, as_json=as_json)
-            if as_json and usage:
-                typer.echo(json.dumps({"error": usage}))
+            if usage := usage_sentence(error):
+                fail(usage, as_json=as_json)
             raise
         return result
 
@@ -58,6 +65,22 @@ class Commands(TyperGroup):
 NO_SPEC: Final = (
     "no spec is named; name a spec file, or a shipped spec such as ar (fsm-spec specs lists them)"
 )
+
+
+def usage_sentence(error: Exception) -> str:
+    """Say a usage error of the command-line library in one sentence; empty for what is none, such as a call for help.
+
+    Its classes are not the same in all versions of the library, so they are known by what they have.
+    """
+    if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+        return ""
+    said = " ".join(str(error.format_message()).split()).replace("Value error, ", "").rstrip(".")
+    if said.startswith("Missing argument 'SPEC"):
+        return NO_SPEC
+    said = re.sub(r" \(Possible options: (.*)\)", r"; did you mean \1?", said)
+    said = re.sub(r"\. (Did|Choose)", lambda found: f"; {found[1].lower()}", said)
+    path = getattr(getattr(error, "ctx", None), "command_path", "fsm-spec")
+    return f"{said[0].lower()}{said[1:]}{'' if said.endswith('?') else f'; see {path} --help'}"
 
 
 def fail(sentence: str, *, as_json: bool) -> NoReturn:

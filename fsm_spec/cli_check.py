@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def check(  # noqa: PLR0917 - options of the command line
     specs: Annotated[
-        list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
+        list[str], typer.Argument(metavar="SPEC", help="Spec files, or names of shipped specs.")
     ],
     settings: Settings = None,
     requests: Annotated[

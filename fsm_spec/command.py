@@ -19,6 +19,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.language import schema as generated
 from fsm_spec.load import load, shipped
 from fsm_spec.screen import Screen
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,9 +110,8 @@ def replay(trace: Path, spec: str | None, *, as_json: bool) -> None:
         typer.echo(json.dumps({"verdict": "allowed", **asdict(done)}))
         return
     typer.echo(f"{trace}: every step is allowed by {done.spec} (table {done.digest[:12]})")
-    requests = "1 request" if done.requests == 1 else f"{done.requests:,} requests"
-    counts = f"{done.steps:,} steps of {requests}, {done.ended:,} ended"
-    typer.echo(f"  {counts}, {done.emitted:,} tokens emitted; written by: {done.source}")
+    counts = f"{counted(done.steps, 'step')} of {counted(done.requests, 'request')}, {done.ended:,} ended"
+    typer.echo(f"  {counts}, {counted(done.emitted, 'token')} emitted; written by: {done.source}")
 
 
 def schema(*, only_compare: bool) -> None:

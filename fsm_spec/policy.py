@@ -23,6 +23,7 @@ from fsm_spec.language.sentence import describe, sentence
 from fsm_spec.step import evaluate as evaluate_columns
 from fsm_spec.table import PREFILL
 from fsm_spec.tiers import Tier, TierStep, tiers_of
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence
@@ -244,8 +245,9 @@ def refuse_impossible(table: Table, pool: Pool, prompt: int, limit: int, policy:
     need = longest_pages(table, pool, prompt, limit, policy)
     if need > pool.pages:
         raise PoolExhausted(
-            f"a prompt of {prompt} tokens with up to {limit} new ones can need {need} pages of {pool.page_size} slots, "
-            f"but the pool has {pool.pages}; give a larger pool, a shorter prompt or a lower limit"
+            f"a prompt of {counted(prompt, 'token')} with up to {limit} new ones can need {counted(need, 'page')}"
+            f" of {counted(pool.page_size, 'slot')}, but the pool has {pool.pages};"
+            " give a larger pool, a shorter prompt or a lower limit"
         )
 
 

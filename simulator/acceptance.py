@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from fsm_spec.checker.chances import ACCEPT, UNMASK, parse_chances
 from fsm_spec.errors import UserError
 from fsm_spec.simulator import draws
+from fsm_spec.wording import counted
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ class Acceptance:
         """Raise UserError, with both numbers, if a list has not one rate for each draft that `spec` judges."""
         if self.geometric or len(self.rates) == drafts:
             return
-        given = f"--accept gives {len(self.rates)} rate{'' if len(self.rates) == 1 else 's'}"
+        given = f"--accept gives {counted(len(self.rates), 'rate')}"
         if drafts == 0:
             raise UserError(f"{given}, but {spec} judges 0 drafts; leave --accept out")
         raise UserError(
-            f"{given}, but {spec} judges {drafts} draft{'' if drafts == 1 else 's'} a round;"
-            f" give {drafts} rate{'' if drafts == 1 else 's'} or geometric:RATE"
+            f"{given}, but {spec} judges {counted(drafts, 'draft')} a round;"
+            f" give {counted(drafts, 'rate')} or geometric:RATE"
         )
 
     def conditional(self, drafts: int) -> tuple[float, ...]:

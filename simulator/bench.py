@@ -24,6 +24,7 @@ from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.prompts import Prompts
 from fsm_spec.simulator.result_file import read_results
 from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
+from fsm_spec.wording import counted
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,9 @@ def execute(bench: Bench, *, page: Path | None, beside: list[Path], as_json: boo
     measured = _watched(bench, requests, prompts)
     settings = bench.settings(requests, measured.about)
     name = f"{measured.about.get('spec', bench.target.url)}"
-    notes = tuple(f"{count} requests failed: {reason}" for reason, count in measured.failed.items())
+    notes = tuple(
+        f"{counted(count, 'request')} failed: {reason}" for reason, count in measured.failed.items()
+    )
     scenario = report.Scenario(
         f"{name}, measured", settings, measured.summary, measured.timeline, notes=notes, measured=True
     )

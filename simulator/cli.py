@@ -14,6 +14,14 @@ from fsm_spec.simulator import cli_acceptance, cli_plan
 # Options that every run needs, each with a value that works; checked together, so that one sentence names them all.
 EXAMPLES: Final = {"model": "llama-3.1-8b", "hardware": "h100", "arrivals": "closed:8"}
 
+# Headings of `--help`.
+_MACHINE: Final = "Machine"
+_WORKLOAD: Final = "Workload"
+_OUTCOMES: Final = "Outcomes of rounds"
+_SCHEDULER: Final = "Scheduler and KV pool"
+_REPLICAS: Final = "Several replicas"
+_RESULTS: Final = "Results"
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
@@ -24,19 +32,26 @@ def register(app: typer.Typer) -> None:
 
 def simulate(
     specs: Annotated[
-        list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
+        list[str], typer.Argument(metavar="SPEC", help="Spec files, or names of shipped specs.")
     ],
     *,
     model: Annotated[
-        str | None, typer.Option(help="Shipped model, config.json, or a folder with one; required.")
+        str | None,
+        typer.Option(
+            help="Shipped model, config.json, or a folder with one; required.", rich_help_panel=_MACHINE
+        ),
     ] = None,
-    hardware: Annotated[str | None, typer.Option(help="Accelerator, such as h100 or h200; required.")] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Accelerator, such as h100 or h200; required.", rich_help_panel=_MACHINE),
+    ] = None,
     arrivals: Annotated[
         str | None,
         typer.Option(
             help="poisson:RATE, gamma:RATE:cv=CV, weibull:RATE:cv=CV, constant:RATE, closed:CONCURRENCY[:ramp=SECONDS]"
             " (or a list: closed:1,4,16), ramp:FROM:TO:SECONDS, burst:RATE:PEAK:EVERY:SECONDS or"
-            " trace:FILE[:speed=X][:sample=X]; required."
+            " trace:FILE[:speed=X][:sample=X]; required.",
+            rich_help_panel=_WORKLOAD,
         ),
     ] = None,
     input_: Annotated[
@@ -45,153 +60,225 @@ def simulate(
             "--input",
             help="Prompt tokens: a number, uniform:LOW:HIGH, lognormal:MEAN:CV, gamma:MEAN:CV, choice:128,512 or"
             " file:FILE.",
+            rich_help_panel=_WORKLOAD,
         ),
     ] = None,
-    output: Annotated[str | None, typer.Option(help="Output tokens, as --input.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Output tokens, as --input.", rich_help_panel=_WORKLOAD)
+    ] = None,
     requests: Annotated[
-        int | None, typer.Option(help="Requests to simulate; else a closed loop takes 4 a user, a trace all.")
+        int | None,
+        typer.Option(
+            help="Requests to simulate; else a closed loop takes 4 a user, a trace all.",
+            rich_help_panel=_WORKLOAD,
+        ),
     ] = None,
     shared_prefix: Annotated[
         str | None,
-        typer.Option(help="GROUPS:TOKENS: every prompt begins with one of so many texts of so many tokens."),
+        typer.Option(
+            help="GROUPS:TOKENS: every prompt begins with one of so many texts of so many tokens.",
+            rich_help_panel=_WORKLOAD,
+        ),
     ] = None,
     turns: Annotated[
         str | None,
         typer.Option(
             help="TURNS:THINK: arrivals are sessions of so many turns; each repeats the text before it and arrives"
-            " about THINK seconds after the turn before it."
+            " about THINK seconds after the turn before it.",
+            rich_help_panel=_WORKLOAD,
         ),
     ] = None,
     accept: Annotated[
         list[str] | None,
         typer.Option(
             help="Chance that each draft is accepted given all before: 0.8,0.7,0.6 or geometric:0.7; "
-            "or unconditional:0.8,0.56,0.3; SPEC=RATES where specs differ."
+            "or unconditional:0.8,0.56,0.3; SPEC=RATES where specs differ.",
+            rich_help_panel=_OUTCOMES,
         ),
     ] = None,
     acceptance: Annotated[
         list[str] | None,
         typer.Option(
-            help="File of acceptance profiles (`fsm-spec acceptance`); SPEC=FILE where specs differ."
+            help="File of acceptance profiles (`fsm-spec acceptance`); SPEC=FILE where specs differ.",
+            rich_help_panel=_OUTCOMES,
         ),
     ] = None,
     mix: Annotated[
         str | None,
-        typer.Option(help="NAME=WEIGHT,...: profiles of --acceptance that requests have, and their shares."),
+        typer.Option(
+            help="NAME=WEIGHT,...: profiles of --acceptance that requests have, and their shares.",
+            rich_help_panel=_OUTCOMES,
+        ),
     ] = None,
     concentration: Annotated[
         float | None,
         typer.Option(
-            help="Requests differ: the rates of each are beta-distributed around the mean with this concentration."
+            help="Requests differ: the rates of each are beta-distributed around the mean with this concentration.",
+            rich_help_panel=_OUTCOMES,
         ),
     ] = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
             help="LAYERS:STEPS[:ROWS[:VOCABULARY]]: a draft model of so many layers of the target's shape runs so many"
-            " times before each round; SPEC=... where specs differ."
+            " times before each round; SPEC=... where specs differ.",
+            rich_help_panel=_OUTCOMES,
         ),
     ] = None,
-    lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,
+    lookup: Annotated[
+        float | None, typer.Option(help="Chance that a lookup finds drafts.", rich_help_panel=_OUTCOMES)
+    ] = None,
     unmask: Annotated[
         str | None,
         typer.Option(
-            help="Chance that a pass fills one more mask than the surest: geometric:0.7, or one for each."
+            help="Chance that a pass fills one more mask than the surest: geometric:0.7, or one for each.",
+            rich_help_panel=_OUTCOMES,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and acceptance.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of arrivals, lengths and acceptance.", rich_help_panel=_WORKLOAD)
+    ] = 0,
     settings: Settings = None,
     policy: Annotated[
-        str, typer.Option(help="reserve, holdback, preempt, greedy, or a policy file.")
+        str,
+        typer.Option(
+            help="reserve, holdback, preempt, greedy, or a policy file.", rich_help_panel=_SCHEDULER
+        ),
     ] = "holdback",
-    max_running: Annotated[int | None, typer.Option(help="Requests that run at once, at most.")] = None,
+    max_running: Annotated[
+        int | None, typer.Option(help="Requests that run at once, at most.", rich_help_panel=_SCHEDULER)
+    ] = None,
     pages: Annotated[
         int | None,
         typer.Option(
-            "--pages", "--blocks", help="KV pages (blocks), where the number is known; else from memory."
+            "--pages",
+            "--blocks",
+            help="KV pages (blocks), where the number is known; else from memory.",
+            rich_help_panel=_SCHEDULER,
         ),
     ] = None,
-    page_size: Annotated[int, typer.Option(help="Token slots a page.")] = 64,
+    page_size: Annotated[int, typer.Option(help="Token slots a page.", rich_help_panel=_SCHEDULER)] = 64,
     dtype: Annotated[
         str,
         typer.Option(
-            help="Format of the weights: bf16, fp8 (static scales), fp8-block, fp8-dynamic or int4."
+            help="Format of the weights: bf16, fp8 (static scales), fp8-block, fp8-dynamic or int4.",
+            rich_help_panel=_MACHINE,
         ),
     ] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="Format of the KV cache: bf16 or fp8.")] = "bf16",
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Accelerators that share the model.")] = 1,
+    kv_dtype: Annotated[
+        str, typer.Option(help="Format of the KV cache: bf16 or fp8.", rich_help_panel=_MACHINE)
+    ] = "bf16",
+    tp: Annotated[
+        int, typer.Option("--tp", min=1, help="Accelerators that share the model.", rich_help_panel=_MACHINE)
+    ] = 1,
     host: Annotated[
         str,
-        typer.Option(help="overlapped: the host's share hides behind the device; serial: it adds to it."),
+        typer.Option(
+            help="overlapped: the host's share hides behind the device; serial: it adds to it.",
+            rich_help_panel=_MACHINE,
+        ),
     ] = "overlapped",
     kernels: Annotated[
         str | None,
         typer.Option(
-            help="Common prefix of measured kernel tables (LLMServingSim's form), in place of curves."
+            help="Common prefix of measured kernel tables (LLMServingSim's form), in place of curves.",
+            rich_help_panel=_MACHINE,
         ),
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="YAML file with numbers of this machine that replace those of the catalogue."),
+        typer.Option(
+            help="YAML file with numbers of this machine that replace those of the catalogue.",
+            rich_help_panel=_MACHINE,
+        ),
     ] = None,
     adapter_rank: Annotated[
-        int | None, typer.Option(help="Rank of the draft adapter; 128 if the spec has one.")
+        int | None,
+        typer.Option(help="Rank of the draft adapter; 128 if the spec has one.", rich_help_panel=_MACHINE),
     ] = None,
     fused_adapter: Annotated[
         bool,
         typer.Option(
             "--fused-adapter",
             help="Forwards of the adapter have a second copy of the weights, with it fused in.",
+            rich_help_panel=_MACHINE,
         ),
     ] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write every step to this file, for `fsm-spec replay`.")
+        Path | None,
+        typer.Option(help="Write every step to this file, for `fsm-spec replay`.", rich_help_panel=_RESULTS),
     ] = None,
     report_: Annotated[
-        Path | None, typer.Option("--report", help="Write a self-contained HTML report.")
+        Path | None,
+        typer.Option("--report", help="Write a self-contained HTML report.", rich_help_panel=_RESULTS),
     ] = None,
     parquet: Annotated[
-        Path | None, typer.Option(help="Write a row a request to this folder, a Parquet file a run.")
+        Path | None,
+        typer.Option(
+            help="Write a row a request to this folder, a Parquet file a run.", rich_help_panel=_RESULTS
+        ),
     ] = None,
     perfetto: Annotated[
-        Path | None, typer.Option(help="Write the requests of one run for the Perfetto viewer.")
+        Path | None,
+        typer.Option(help="Write the requests of one run for the Perfetto viewer.", rich_help_panel=_RESULTS),
     ] = None,
     slo: Annotated[
         list[str] | None,
-        typer.Option(help="A limit for goodput, such as ttft_p95=500ms; may be repeated."),
+        typer.Option(
+            help="A limit for goodput, such as ttft_p95=500ms; may be repeated.", rich_help_panel=_RESULTS
+        ),
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option("--price-per-gpu-hour", help="Adds the price of a million tokens, in this currency."),
+        typer.Option(
+            "--price-per-gpu-hour",
+            help="Adds the price of a million tokens, in this currency.",
+            rich_help_panel=_RESULTS,
+        ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Run so many seeds, and give 95 % intervals over them.")
+        int,
+        typer.Option(
+            min=1, help="Run so many seeds, and give 95 % intervals over them.", rich_help_panel=_RESULTS
+        ),
     ] = 1,
     warm_up: Annotated[
-        float, typer.Option(help="Leave out requests that arrived in the first seconds.")
+        float,
+        typer.Option(help="Leave out requests that arrived in the first seconds.", rich_help_panel=_RESULTS),
     ] = 0.0,
-    replicas: Annotated[int | None, typer.Option(help="Replicas of the model, with one router.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Replicas of the model, with one router.", rich_help_panel=_REPLICAS)
+    ] = None,
     routing: Annotated[
-        str | None, typer.Option(help="round-robin, least-loaded (else taken) or prefix.")
+        str | None,
+        typer.Option(help="round-robin, least-loaded (else taken) or prefix.", rich_help_panel=_REPLICAS),
     ] = None,
     prefix_cache: Annotated[
-        bool, typer.Option("--prefix-cache", help="Replicas remember the full pages of texts.")
+        bool,
+        typer.Option(
+            "--prefix-cache", help="Replicas remember the full pages of texts.", rich_help_panel=_REPLICAS
+        ),
     ] = False,
     autoscale: Annotated[
         str | None,
         typer.Option(
-            help="MIN:MAX:TARGET:STARTUP: about TARGET requests a replica; a new one needs STARTUP s."
+            help="MIN:MAX:TARGET:STARTUP: about TARGET requests a replica; a new one needs STARTUP s.",
+            rich_help_panel=_REPLICAS,
         ),
     ] = None,
     fail: Annotated[
         list[str] | None,
         typer.Option(
-            help="REPLICA:AT:DOWN: a replica fails at AT s and is back DOWN s later; may be repeated."
+            help="REPLICA:AT:DOWN: a replica fails at AT s and is back DOWN s later; may be repeated.",
+            rich_help_panel=_REPLICAS,
         ),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="PREFILL:DECODE[:GB_S]: replicas of each kind, and the speed at which KV moves."),
+        typer.Option(
+            help="PREFILL:DECODE[:GB_S]: replicas of each kind, and the speed at which KV moves.",
+            rich_help_panel=_REPLICAS,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -21,7 +21,7 @@ def acceptance(
     traces: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NAME=]TRACE...", help="Traces of one spec; those of one NAME make one profile."
+            metavar="[NAME=]TRACE", help="Traces of one spec; those of one NAME make one profile."
         ),
     ],
     *,

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
+
+# Headings of `--help`.
+_SEARCH: Final = "Search"
+_MACHINE: Final = "Machine"
+_WORKLOAD: Final = "Workload"
+_OUTCOMES: Final = "Outcomes of rounds"
+_SCHEDULER: Final = "Scheduler"
+_RUNS: Final = "Runs and results"
 
 
 class Goal(Enum):
@@ -27,97 +35,163 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     specs: Annotated[
-        list[str], typer.Argument(metavar="SPEC...", help="Spec files, or names of shipped specs.")
+        list[str], typer.Argument(metavar="SPEC", help="Spec files, or names of shipped specs.")
     ],
     *,
     goal: Annotated[
         Goal,
         typer.Option(
             help="max-rate: the highest load within the limits; min-gpus: the fewest accelerators for --rate;"
-            " tiers: the best block size for each number of users; pareto: what nothing else beats."
+            " tiers: the best block size for each number of users; pareto: what nothing else beats.",
+            rich_help_panel=_SEARCH,
         ),
     ],
     slo: Annotated[
-        list[str] | None, typer.Option(help="A limit, such as ttft_p95=500ms; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A limit, such as ttft_p95=500ms; may be repeated.", rich_help_panel=_SEARCH),
     ] = None,
-    model: Annotated[str, typer.Option(help="Shipped model, config.json, or a folder with one.")],
-    hardware: Annotated[str, typer.Option(help="Accelerators, separated by commas.")],
-    tp: Annotated[str, typer.Option("--tp", help="Accelerators a replica, separated by commas.")] = "1",
+    model: Annotated[
+        str, typer.Option(help="Shipped model, config.json, or a folder with one.", rich_help_panel=_MACHINE)
+    ],
+    hardware: Annotated[
+        str, typer.Option(help="Accelerators, separated by commas.", rich_help_panel=_MACHINE)
+    ],
+    tp: Annotated[
+        str,
+        typer.Option("--tp", help="Accelerators a replica, separated by commas.", rich_help_panel=_MACHINE),
+    ] = "1",
     arrivals: Annotated[
         str | None,
         typer.Option(
-            help="Kind of arrivals of a rate: poisson (else taken), constant, gamma:cv=CV, weibull:cv=CV."
+            help="Kind of arrivals of a rate: poisson (else taken), constant, gamma:cv=CV, weibull:cv=CV.",
+            rich_help_panel=_WORKLOAD,
         ),
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second to carry, for min-gpus.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second to carry, for min-gpus.", rich_help_panel=_SEARCH)
+    ] = None,
     users: Annotated[
         str | None,
-        typer.Option(help="Requests at once, for tiers and pareto, separated by commas; else 1,4,16,64."),
+        typer.Option(
+            help="Requests at once, for tiers and pareto, separated by commas; else 1,4,16,64.",
+            rich_help_panel=_SEARCH,
+        ),
     ] = None,
-    input_: Annotated[str, typer.Option("--input", help="Prompt tokens, as for simulate.")],
-    output: Annotated[str, typer.Option(help="Output tokens, as for simulate.")],
+    input_: Annotated[
+        str, typer.Option("--input", help="Prompt tokens, as for simulate.", rich_help_panel=_WORKLOAD)
+    ],
+    output: Annotated[str, typer.Option(help="Output tokens, as for simulate.", rich_help_panel=_WORKLOAD)],
     requests: Annotated[
         int | None,
-        typer.Option(help="Requests of a run; for a rate by default as many as show it."),
+        typer.Option(
+            help="Requests of a run; for a rate by default as many as show it.", rich_help_panel=_WORKLOAD
+        ),
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(help="Acceptance of drafts, as for simulate; SPEC=RATES where specs differ."),
+        typer.Option(
+            help="Acceptance of drafts, as for simulate; SPEC=RATES where specs differ.",
+            rich_help_panel=_OUTCOMES,
+        ),
     ] = None,
     acceptance: Annotated[
         list[str] | None,
-        typer.Option(help="File of acceptance profiles, as for simulate; SPEC=FILE where specs differ."),
+        typer.Option(
+            help="File of acceptance profiles, as for simulate; SPEC=FILE where specs differ.",
+            rich_help_panel=_OUTCOMES,
+        ),
     ] = None,
     mix: Annotated[
-        str | None, typer.Option(help="Shares of the profiles of --acceptance, as for simulate.")
+        str | None,
+        typer.Option(
+            help="Shares of the profiles of --acceptance, as for simulate.", rich_help_panel=_OUTCOMES
+        ),
     ] = None,
     concentration: Annotated[
-        float | None, typer.Option(help="How close requests are in acceptance, as for simulate.")
+        float | None,
+        typer.Option(
+            help="How close requests are in acceptance, as for simulate.", rich_help_panel=_OUTCOMES
+        ),
     ] = None,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help="A draft model's cost, as for simulate; SPEC=... where specs differ."),
+        typer.Option(
+            help="A draft model's cost, as for simulate; SPEC=... where specs differ.",
+            rich_help_panel=_OUTCOMES,
+        ),
     ] = None,
-    lookup: Annotated[float | None, typer.Option(help="Chance that a lookup finds drafts.")] = None,
+    lookup: Annotated[
+        float | None, typer.Option(help="Chance that a lookup finds drafts.", rich_help_panel=_OUTCOMES)
+    ] = None,
     unmask: Annotated[
-        str | None, typer.Option(help="Chance that a pass fills one more mask, as for simulate.")
+        str | None,
+        typer.Option(
+            help="Chance that a pass fills one more mask, as for simulate.", rich_help_panel=_OUTCOMES
+        ),
     ] = None,
     settings: Settings = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=V1,V2", help="Values of a parameter, for tiers and pareto; may be repeated."
+            metavar="NAME=V1,V2",
+            help="Values of a parameter, for tiers and pareto; may be repeated.",
+            rich_help_panel=_SEARCH,
         ),
     ] = None,
-    policy: Annotated[str, typer.Option(help="Scheduling policy, as for simulate.")] = "holdback",
-    max_running: Annotated[int | None, typer.Option(help="Requests that run at once, at most.")] = None,
-    host: Annotated[str, typer.Option(help="overlapped or serial, as for simulate.")] = "overlapped",
-    profile: Annotated[
-        str | None, typer.Option(help="YAML file with numbers of this machine, as for simulate.")
+    policy: Annotated[
+        str, typer.Option(help="Scheduling policy, as for simulate.", rich_help_panel=_SCHEDULER)
+    ] = "holdback",
+    max_running: Annotated[
+        int | None, typer.Option(help="Requests that run at once, at most.", rich_help_panel=_SCHEDULER)
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Format of the weights.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="Format of the KV cache.")] = "bf16",
+    host: Annotated[
+        str, typer.Option(help="overlapped or serial, as for simulate.", rich_help_panel=_MACHINE)
+    ] = "overlapped",
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="YAML file with numbers of this machine, as for simulate.", rich_help_panel=_MACHINE
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Format of the weights.", rich_help_panel=_MACHINE)] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="Format of the KV cache.", rich_help_panel=_MACHINE)] = "bf16",
     price: Annotated[
         float | None,
-        typer.Option("--price-per-gpu-hour", help="Adds the price of a million tokens, in this currency."),
+        typer.Option(
+            "--price-per-gpu-hour",
+            help="Adds the price of a million tokens, in this currency.",
+            rich_help_panel=_SEARCH,
+        ),
     ] = None,
     policy_out: Annotated[
-        Path | None, typer.Option(help="Write the policy file of the best tiers, for simulate and serve.")
+        Path | None,
+        typer.Option(
+            help="Write the policy file of the best tiers, for simulate and serve.", rich_help_panel=_RUNS
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="First seed.", rich_help_panel=_WORKLOAD)] = 0,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds of each load that is judged; else 3.")
+        int | None,
+        typer.Option(min=1, help="Seeds of each load that is judged; else 3.", rich_help_panel=_SEARCH),
     ] = None,
     precision: Annotated[
-        float | None, typer.Option(help="Share by which a rate may be too low; else 0.03.")
+        float | None,
+        typer.Option(help="Share by which a rate may be too low; else 0.03.", rich_help_panel=_SEARCH),
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
-    ray: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, or its address.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.", rich_help_panel=_RUNS)] = 0,
+    ray: Annotated[
+        str | None, typer.Option(help="Run on a Ray cluster: auto, or its address.", rich_help_panel=_RUNS)
+    ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="File of results that is read first and appended to.")
+        Path | None,
+        typer.Option(help="File of results that is read first and appended to.", rich_help_panel=_RUNS),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write all points to this CSV file.")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="Write all points to this Parquet file.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write all points to this CSV file.", rich_help_panel=_RUNS)
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Write all points to this Parquet file.", rich_help_panel=_RUNS)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Search scenarios: the highest load, the fewest accelerators, the best tiers, or what nothing else beats."""

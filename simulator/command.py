@@ -33,10 +33,11 @@ from fsm_spec.simulator.search import interval
 from fsm_spec.simulator.simulation import Results
 from fsm_spec.simulator.sketch import ACCURACY
 from fsm_spec.simulator.slo import Slo
-from fsm_spec.simulator.sweep import compare, sweep_arrivals, sweep_table
+from fsm_spec.simulator.sweep import compare, print_sweep, sweep_arrivals
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.workers import Workers
 from fsm_spec.trace import TraceWriter, header
+from fsm_spec.wording import counted
 
 MIB = 2**20
 # Results that get an interval over seeds.
@@ -163,7 +164,7 @@ def _print(
 ) -> None:
     """Print the results, and where files are."""
     if sweep:
-        console.print(sweep_table(scenarios))
+        print_sweep(console, scenarios)
     else:
         report.print_report(console, scenarios)
     for name, place in places.items():
@@ -305,8 +306,8 @@ def _reported(run: Run, wanted: Wanted) -> report.Scenario:
     notes = [*results.verdicts]
     if isinstance(results, ClusterResults):
         notes.append(
-            f"{results.most_replicas} replicas at most, {results.paid_s:.4g} replica seconds;"
-            f" {results.hit_tokens:,} prompt tokens found in caches, {results.moved} requests moved"
+            f"{counted(results.most_replicas, 'replica')} at most, {results.paid_s:.4g} replica seconds;"
+            f" {counted(results.hit_tokens, 'prompt token')} found in caches, {counted(results.moved, 'request')} moved"
         )
     if wanted.warm_up_s:
         notes.append(

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from fsm_spec.errors import UserError
 from fsm_spec.simulator import draws
 from fsm_spec.simulator.places import LASTS
+from fsm_spec.wording import counted
 
 # Requests of a profile with a concentration fall into so many classes of equal share.
 LEVELS: Final = 64
@@ -75,8 +76,8 @@ class Mixture:
             for rates in profile.by_last():
                 if len(rates) != drafts:
                     raise UserError(
-                        f"{self.title}: the profile {profile.name} has {len(rates)} rates, but {spec} judges {drafts}"
-                        f" drafts a round; record it under the same parameters"
+                        f"{self.title}: the profile {profile.name} has {counted(len(rates), 'rate')}, but"
+                        f" {spec} judges {counted(drafts, 'draft')} a round; record it under the same parameters"
                     )
 
     def kinds(self, requests: ArrayLike) -> NDArray[np.int64]:

@@ -13,8 +13,10 @@ from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.mixture import Mixture, TextProfile
 from fsm_spec.simulator.outcomes import most_drafts
 from fsm_spec.table import Table
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
+    from fsm_spec.policy import Policy
     from fsm_spec.simulator.scenario import Scenario
 
 # Options that say how many drafts are accepted.
@@ -32,9 +34,15 @@ def needs(table: Table) -> Mapping[str, bool]:
     }
 
 
-def acceptance_of(scenario: Scenario, table: Table) -> Acceptance | Mixture | None:
-    """Give the law of accepted drafts; raises UserError where none is given, or it has no effect or does not fit."""
+def acceptance_of(
+    scenario: Scenario, table: Table, policy: Policy | None = None
+) -> Acceptance | Mixture | None:
+    """Give the law of accepted drafts; raises UserError where none is given, or it has no effect or does not fit.
+
+    `table` is of the largest size where the policy has tiers, and the sentences say so.
+    """
     drafts = most_drafts(table, "accept")
+    judge = _sized(table, policy)
     given = [name for name in ACCEPTANCE if getattr(scenario, name) is not None]
     if not drafts:
         if scenario.accept is not None:
@@ -54,20 +62,27 @@ def acceptance_of(scenario: Scenario, table: Table) -> Acceptance | Mixture | No
         )
     if scenario.acceptance is not None:
         found = load_mixture(scenario.acceptance, scenario.mix, scenario.seed)
-        found.check(drafts, table.name)
+        found.check(drafts, judge)
         return found if scenario.concentration is None else found.spread(scenario.concentration)
     if scenario.accept is None:
-        plural = "" if drafts == 1 else "s"
         raise UserError(
-            f"{table.name} judges {drafts} draft{plural} a round, and a simulator does not know how many are"
-            f" accepted; give --accept with {drafts} rate{plural}, or as {ACCEPT_FORMS}; or --acceptance FILE"
+            f"{judge} judges {counted(drafts, 'draft')} a round, and a simulator does not know how many are"
+            f" accepted; give --accept with {counted(drafts, 'rate')}, or as {ACCEPT_FORMS}; or --acceptance FILE"
         )
     acceptance = parse_accept(scenario.accept, scenario.seed)
-    acceptance.check(drafts, table.name)
+    acceptance.check(drafts, judge)
     if scenario.concentration is None:
         return acceptance
     profile = TextProfile("all", acceptance.conditional(drafts), concentration=scenario.concentration)
     return Mixture((profile,), acceptance.describe(), scenario.seed)
+
+
+def _sized(table: Table, policy: Policy | None) -> str:
+    """Name a spec, with the size that its policy's tiers give it: that is why it judges so many drafts."""
+    if policy is None or policy.tier is None:
+        return table.name
+    name = policy.tier.param
+    return f"{table.name} with {name} = {table.params[name]}, the largest of the policy {policy.policy},"
 
 
 def lookup_of(scenario: Scenario, table: Table) -> Lookup | None:
@@ -102,7 +117,7 @@ def unmasking_of(scenario: Scenario, table: Table) -> Unmasking | None:
     unmasking = parse_unmask(scenario.unmask, scenario.seed)
     if not unmasking.geometric and len(unmasking.rates) != masks:
         raise UserError(
-            f"--unmask gives {len(unmasking.rates)} rates, but up to {masks} masks are filled beyond the surest one;"
-            f" give {masks} rates or geometric:RATE"
+            f"--unmask gives {counted(len(unmasking.rates), 'rate')}, but up to {counted(masks, 'mask')} may be filled"
+            f" beyond the surest one; give {counted(masks, 'rate')} or geometric:RATE"
         )
     return unmasking

@@ -22,7 +22,7 @@ def run(scenario: Scenario, shared: dict[str, str], *, alone: bool) -> str:
     summary = scenario.summary
     counts = (
         f"{summary.finished:,} of {counted(summary.requests, 'request')} finished in {summary.duration_s:,.4g}"
-        f" simulated seconds and {counted(summary.rounds, 'round')}."
+        f" {'' if scenario.measured else 'simulated '}seconds and {counted(summary.rounds, 'round')}."
     )
     parts = [
         f'<p class="note">{counts}</p>',

@@ -13,22 +13,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from fsm_spec.errors import UserError
-from fsm_spec.simulator.chart import short
 from fsm_spec.simulator.command import show
 from fsm_spec.simulator.faults import Faults
 from fsm_spec.simulator.money import price_per_million
+from fsm_spec.simulator.plan_report import print_plan
+from fsm_spec.simulator.plan_settings import plan_settings
 from fsm_spec.simulator.point import Result
-from fsm_spec.simulator.report import duration
 from fsm_spec.simulator.search import RateSearch, front, max_rate, min_gpus, tiers
 from fsm_spec.simulator.slo import parse_slos
 from fsm_spec.simulator.study import PARAM, Study
-from fsm_spec.simulator.sweep import add_column, by_spec
+from fsm_spec.simulator.sweep import by_spec
 from fsm_spec.simulator.workers import Workers
 
 REQUESTS_OF_A_RATE = (
@@ -87,13 +85,13 @@ def execute(
     if as_json:
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
     else:
-        show(lambda console: _print(console, asked, document))
+        show(lambda console: print_plan(console, document))
 
 
 # Options that say nothing to a goal.
 NO_EFFECT = {
-    "max-rate": ("users", "vary", "rate", "price", "policy_out", "csv", "parquet"),
-    "min-gpus": ("users", "vary", "price", "policy_out", "csv", "parquet"),
+    "max-rate": ("users", "vary", "rate", "policy_out", "csv", "parquet"),
+    "min-gpus": ("users", "vary", "policy_out", "csv", "parquet"),
     "tiers": ("arrivals", "rate", "seeds", "precision"),
     "pareto": ("arrivals", "rate", "seeds", "precision", "policy_out"),
 }
@@ -163,10 +161,23 @@ def _by_rate(asked: Asked, workers: Workers) -> dict[str, Any]:
         except UserError as error:
             row = {"spec": values["spec"], "hardware": values["hardware"], "error": str(error)}
             row["tensor_parallel"] = values["tensor_parallel"]
-        found.append(row)
+        found.append(_priced(row, asked.price))
     if all("error" in row for row in found):
         raise UserError("\n".join(dict.fromkeys(row["error"] for row in found)))
-    return {"goal": asked.goal, "slos": [slo.describe() for slo in slos], "results": found}
+    return {
+        "goal": asked.goal,
+        "settings": plan_settings(asked, (scenario for _, scenario in study.points)),
+        "slos": [slo.describe() for slo in slos],
+        "results": found,
+    }
+
+
+def _priced(row: dict[str, Any], price: float | None) -> dict[str, Any]:
+    """Add what the found load costs, where a price is known."""
+    if price is None or "error" in row:
+        return row
+    row["price_per_million_tokens"] = price_per_million(price, row["throughput_tok_s_gpu"])
+    return row | ({"price_per_hour": round(price * row["gpus"], 6)} if "gpus" in row else {})
 
 
 def _arrivals(text: str) -> str:
@@ -197,7 +208,8 @@ def _by_users(asked: Asked, workers: Workers, csv: Path | None, parquet: Path | 
     if study.rows and len(study.failed) == len(study.rows):
         raise UserError("\n".join(dict.fromkeys(str(row["error"]) for row in study.failed)))
     rows = [row for row in study.rows if _within(row, asked)]
-    document = {"goal": asked.goal, "points": study.rows, "failed": study.failed}
+    settings = plan_settings(asked, (scenario for _, scenario in study.points))
+    document = {"goal": asked.goal, "settings": settings, "points": study.rows, "failed": study.failed}
     if asked.goal == "pareto":
         return {**document, "front": front(rows, FRONT)}
     name = asked.vary[0].partition("=")[0].strip()
@@ -308,9 +320,6 @@ def _count(word: str, option: str) -> int:
     return int(word)
 
 
-# Printing -------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """Show a bar on stderr of the points that are done; searches add points as they go."""
@@ -319,112 +328,3 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("points", total=None)
         yield lambda done, asked: bar.update(task, completed=done, total=asked)
-
-
-def _print(console: Console, asked: Asked, document: dict[str, Any]) -> None:
-    """Print the answer as a table."""
-    if asked.goal in ("max-rate", "min-gpus"):
-        console.print(_rates(asked, document))
-        for row in document["results"]:
-            if "error" in row:
-                console.print(
-                    f"{row['spec']} on {row['hardware']}: {row['error']}", markup=False, highlight=False
-                )
-        return
-    if asked.goal == "pareto":
-        console.print(_front(document["front"], priced=asked.price is not None))
-    else:
-        for spec, found in document["tiers"].items():
-            console.print(_tiers(spec, document["parameter"], found, document["with_tiers"][spec]))
-    failed = len(document["failed"])
-    if failed:
-        console.print(
-            f"{failed} points failed, the first with: {document['failed'][0]['error']}", markup=False
-        )
-
-
-def _rates(asked: Asked, document: dict[str, Any]) -> Table:
-    """Return the answers of a search by rate."""
-    table = Table(title="  ".join(document["slos"]), title_justify="left")
-    answer = "requests/s" if asked.goal == "max-rate" else "GPUs"
-    for column in ("spec", "hardware", answer, *document["slos"]):
-        table.add_column(
-            column.partition("=")[0], justify="left" if column in ("spec", "hardware") else "right"
-        )
-    for row in document["results"]:
-        if "error" in row:
-            continue
-        place = _place(row)
-        value = f"{row['max_rate_req_s']:.4g}" if asked.goal == "max-rate" else str(row["gpus"])
-        ends = [
-            f"{duration(mean)} [{duration(low)}, {duration(high)}]"
-            for mean, low, high in row["intervals_ms"].values()
-        ]
-        table.add_row(row["spec"], place, value, *ends)
-    above = (
-        "the next load that was tried"
-        if asked.goal == "max-rate"
-        else "one replica fewer, where there is one,"
-    )
-    table.caption = f"mean over seeds, and its 95 % interval; {above} breaks a limit"
-    return table
-
-
-def _front(rows: Sequence[Result], *, priced: bool) -> Table:
-    """Return the points that nothing else beats."""
-    table = Table(
-        title="what nothing else beats in speed of a user and of a GPU",
-        title_justify="left",
-        box=HORIZONTALS,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for column in (
-        "spec",
-        "hardware",
-        "users",
-        "a user",
-        "a GPU",
-        "bound",
-        *(["a million"] if priced else []),
-    ):
-        add_column(table, column, named=column in ("spec", "hardware"))
-    for row in sorted(rows, key=lambda row: row["users"]):
-        bound = max(("compute", "memory", "latency"), key=lambda name: float(row[f"bound_{name}"]))
-        params = [
-            f"{name.removeprefix(PARAM)}={row[name]}" for name in row if name.startswith(PARAM) and row[name]
-        ]
-        cells = [" ".join([row["spec"], *params]), _place(row), str(row["users"])]
-        cells += [short(row["user_tok_s"]), short(row["throughput_tok_s_gpu"]), bound]
-        table.add_row(*cells, *([f"{row['price_per_million_tokens']:.3f}"] if priced else []))
-    table.caption = (
-        "a user: tokens over its whole time; a GPU: tok/s of one; bound: by what most of the time;"
-        " a million: price of so many tokens"
-    )
-    return table
-
-
-def _place(row: dict[str, Any]) -> str:
-    """Write the accelerators of a replica."""
-    return (
-        f"{row['hardware']} x {row['tensor_parallel']}"
-        if row["tensor_parallel"] > 1
-        else str(row["hardware"])
-    )
-
-
-def _tiers(spec: str, name: str, found: Sequence[dict[str, Any]], checked: dict[int, float | str]) -> Table:
-    """Return the tiers of one spec, with what each fixed value would give."""
-    values = sorted({value for tier in found for at in tier["at"].values() for value in at["of"]})
-    table = Table(title=f"{spec}: best {name} by users", title_justify="left")
-    for column in ("users", f"best {name}", *(f"{name}={value}" for value in values), "tiers"):
-        table.add_column(column, justify="right")
-    for tier in found:
-        for users, at in tier["at"].items():
-            cells = [short(at["of"][value]) if value in at["of"] else "-" for value in values]
-            tiered = checked.get(users, "-")
-            cells.append(tiered if isinstance(tiered, str) else short(tiered))
-            table.add_row(str(users), str(tier[name]), *cells)
-    limits = ", ".join(f"{tier[name]} up to {tier['up_to']}" for tier in found)
-    table.caption = f"tok/s a GPU; tiers: {limits}; the last column is their policy, simulated"
-    return table

@@ -14,6 +14,7 @@ from fsm_spec.simulator.bill import Bill
 from fsm_spec.simulator.chart import short
 from fsm_spec.simulator.memory import GIB
 from fsm_spec.simulator.metrics import KvUse, Latency, Summary
+from fsm_spec.simulator.terminal_table import flowed, plain_table, print_table, small_table
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.wording import counted
 
@@ -142,11 +143,12 @@ def print_report(console: Console, scenarios: Sequence[Scenario]) -> None:
     if len(scenarios) == 1:
         _print_one(console, scenarios[0])
     else:
+        console.print(flowed(shared_settings(scenarios), console.width), markup=False, highlight=False)
         # So many columns as fit beside each other, about twenty letters each.
         count = max(2, (console.width - 28) // 20)
         for first in range(0, len(scenarios), count):
             columns = range(first, min(first + count, len(scenarios)))
-            console.print(comparison_table(scenarios, columns))
+            print_table(console, comparison_table(scenarios, columns))
     for scenario in scenarios:
         for note in scenario.notes:
             console.print(f"{scenario.name}: {note}", markup=False, highlight=False)
@@ -156,8 +158,7 @@ def comparison_table(scenarios: Sequence[Scenario], columns: range | None = None
     """Return one column a scenario and one line a result, of all scenarios or of those in `columns`."""
     columns = range(len(scenarios)) if columns is None else columns
     shared = shared_settings(scenarios)
-    title = "  ".join(f"{key} {value}" for key, value in shared.items()) if columns.start == 0 else ""
-    table = Table(title=escape(title) or None, title_justify="left")
+    table = plain_table()
     table.add_column("", min_width=20)
     rows = known_rows(scenarios)
     cells = [row.cells(scenarios) for row in rows]
@@ -214,41 +215,42 @@ def latencies(summary: Summary) -> list[tuple[str, Latency]]:
 def _print_one(console: Console, scenario: Scenario) -> None:
     """Print settings, results, latencies and KV of one scenario."""
     summary = scenario.summary
+    console.print(f"[bold]{escape(scenario.name)}[/]")
+    console.print(flowed(scenario.settings, console.width), markup=False, highlight=False)
     console.print(
-        f"[bold]{escape(scenario.name)}[/]  "
-        + "  ".join(f"[dim]{escape(k)}[/] {escape(v)}" for k, v in scenario.settings.items())
-    )
-    console.print(
-        f"{summary.finished} of {summary.requests} requests finished in {summary.duration_s:.4g} "
-        f"{'' if scenario.measured else 'simulated '}seconds, {summary.rounds} rounds",
+        f"{summary.finished:,} of {counted(summary.requests, 'request')} finished in {summary.duration_s:.4g}"
+        f" {'' if scenario.measured else 'simulated '}seconds, {counted(summary.rounds, 'round')}",
         highlight=False,
     )
-    results = Table(show_header=False)
+    results = plain_table()
+    results.show_header = False
+    results.add_column("")
+    results.add_column("", justify="right")
     for row in known_rows([scenario]):
         if not row.name.startswith(("TTFT", "TPOT", "end-to-end")):
             results.add_row(row.name, row.cells([scenario])[0][0])
-    console.print(results)
-    table = Table("latency", *(name for name in ("mean", "p50", "p90", "p95", "p99", "max")))
+    print_table(console, results)
+    table = small_table("latency", "mean", "p50", "p90", "p95", "p99", "max")
     for name, latency in latencies(summary):
         numbers = (latency.mean, latency.p50, latency.p90, latency.p95, latency.p99, latency.max)
         table.add_row(name, *(duration(number) if latency.count else "-" for number in numbers))
-    console.print(table)
+    print_table(console, table)
     if summary.kv:
-        slots = Table("KV slots", "mean", "peak")
+        slots = small_table("KV slots", "mean", "peak")
         for kind, mean in summary.kv.mean_slots.items():
             slots.add_row(kind, short(mean), short(summary.kv.peak_slots[kind]))
-        console.print(slots)
+        print_table(console, slots)
         if summary.kv.tiers:
-            console.print(tier_table(summary.kv))
+            print_table(console, tier_table(summary.kv))
     if scenario.dwell_s:
-        console.print(dwell_table(scenario.dwell_s))
+        print_table(console, dwell_table(scenario.dwell_s))
     if scenario.memory:
-        console.print(memory_table(scenario.memory))
+        print_table(console, memory_table(scenario.memory))
 
 
 def tier_table(kv: KvUse) -> Table:
     """Return what each tier held, and how much of it was empty."""
-    table = Table("tier", "KV pages, mean", "requests, mean", "reserved but empty")
+    table = small_table("tier", "KV pages, mean", "requests, mean", "reserved but empty")
     for size, use in kv.tiers.items():
         table.add_row(
             str(size), short(use["mean_pages"]), short(use["mean_running"]), percent(use["unused_share"])
@@ -258,7 +260,7 @@ def tier_table(kv: KvUse) -> Table:
 
 def dwell_table(dwell_s: dict[str, float]) -> Table:
     """Return in which states requests spent their time."""
-    table = Table("state", "request seconds", "share")
+    table = small_table("state", "request seconds", "share")
     total = sum(dwell_s.values()) or 1.0
     for name, seconds in dwell_s.items():
         table.add_row(name, f"{seconds:.4g}", percent(seconds / total))
@@ -267,8 +269,7 @@ def dwell_table(dwell_s: dict[str, float]) -> Table:
 
 def memory_table(memory: dict[str, int]) -> Table:
     """Return what takes the memory of one accelerator."""
-    table = Table("memory of an accelerator", "GiB")
-    table.columns[1].justify = "right"
+    table = small_table("memory of an accelerator", "GiB")
     for name, size in memory.items():
         table.add_row(name, f"{size / GIB:.2f}")
     return table

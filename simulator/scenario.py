@@ -38,6 +38,7 @@ from fsm_spec.simulator.workload import (
 from fsm_spec.table import Table
 from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.trace import TraceWriter
+from fsm_spec.wording import counted
 
 DEFAULT_ADAPTER_RANK = 128  # Uno (arXiv 2609.04010) and I-DLM's LoRA variant (arXiv 2604.11035)
 # Of a closed loop without a number of its own: the start weighs little, and a sweep costs the same at every width.
@@ -186,7 +187,7 @@ class Prepared:
             **self.cluster.describe(),
             "policy": self.policy.policy,
             "running at most": str(self.policy.max_running),
-            "pool": f"{pool.pages} pages of {pool.page_size}",
+            "pool": f"{counted(pool.pages, 'page')} of {pool.page_size}",
             "seed": str(scenario.seed),
         }
         return {key: value for key, value in settings.items() if value}
@@ -201,7 +202,7 @@ def prepare(scenario: Scenario) -> Prepared:
     model = faults.take(lambda: load_model(scenario.model))
     profile = faults.take(lambda: _profile(scenario))
     requests = faults.take(lambda: _workload(scenario).generate())
-    acceptance = faults.take(lambda: acceptance_of(scenario, table)) if table else None
+    acceptance = faults.take(lambda: acceptance_of(scenario, table, policy)) if table else None
     lookup = faults.take(lambda: lookup_of(scenario, table)) if table else None
     unmasking = faults.take(lambda: unmasking_of(scenario, table)) if table else None
     rank = faults.take(lambda: _adapter_rank(scenario, table)) if table else None

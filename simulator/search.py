@@ -36,6 +36,8 @@ class Judged:
     """Mean, low and high end at 95 % confidence over seeds, by statistic."""
     errors: tuple[str, ...] = ()
     overloaded: bool = False
+    throughput_tok_s_gpu: float = 0.0
+    """Mean over seeds."""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -65,7 +67,8 @@ def judge(rate: float, results: Sequence[Result], slos: Sequence[Slo]) -> Judged
             return Judged(rate, "broken", intervals)
         if high > slo.limit_ms:
             verdict = "undecided"
-    return Judged(rate, verdict, intervals)
+    speed = float(np.mean([result["throughput_tok_s_gpu"] for result in results]))
+    return Judged(rate, verdict, intervals, throughput_tok_s_gpu=round(speed, 3))
 
 
 @dataclass
@@ -167,6 +170,7 @@ def max_rate(search: RateSearch) -> dict[str, Any]:
         "max_rate_req_s": round(rate, 4),
         "broken_at_req_s": round(min(above), 4) if above else None,
         "seeds": search.seeds,
+        "throughput_tok_s_gpu": best.throughput_tok_s_gpu,
         "intervals_ms": {name: [round(value, 3) for value in ends] for name, ends in best.intervals.items()},
         "tried": [
             {"rate": round(judged.rate, 4), "verdict": judged.verdict, "overloaded": judged.overloaded}
@@ -194,6 +198,7 @@ def min_gpus(search: RateSearch, rate: float) -> dict[str, Any]:
         "replicas": high,
         "gpus": high * search.base.tensor_parallel,
         "rate_a_replica_req_s": round(rate / high, 4),
+        "throughput_tok_s_gpu": best.throughput_tok_s_gpu,
         "intervals_ms": {name: [round(value, 3) for value in ends] for name, ends in best.intervals.items()},
     }
 

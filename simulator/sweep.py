@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import HORIZONTALS
+from rich.console import Console
 from rich.table import Table
 
 from fsm_spec.compile import compile_table
@@ -17,19 +17,8 @@ from fsm_spec.simulator.outcome_options import needs
 from fsm_spec.simulator.report import Scenario as Reported
 from fsm_spec.simulator.report import duration, shared_settings
 from fsm_spec.simulator.scenario import Scenario
+from fsm_spec.simulator.terminal_table import add_column, flowed, plain_table, print_table
 from fsm_spec.simulator.workload import parse_arrivals
-
-# Letters of the widest numbers of a column, such as `12,345` tok/s or `12.3 ms`; titles are no wider.
-NUMBER_WIDTH = {
-    "users": 5,
-    "TTFT": 7,
-    "TPOT": 7,
-    "accepted": 8,
-    "forward": 7,
-    "KV": 5,
-    "bound": 7,
-    "a million": 9,
-}
 
 
 def sweep_arrivals(text: str) -> list[str]:
@@ -104,23 +93,11 @@ def compare(
     return result
 
 
-def add_column(table: Table, title: str, *, named: bool = False) -> None:
-    """Add a column of numbers, which are never cut, or of names, which go over several lines where space is short."""
-    if named:
-        table.add_column(title, overflow="fold")
-    else:
-        table.add_column(title, justify="right", no_wrap=True, min_width=NUMBER_WIDTH.get(title, 6))
-
-
 def sweep_table(scenarios: Sequence[Reported]) -> Table:
     """Return one line a run of closed loops: throughput of all and of one user, latencies, acceptance, KV."""
-    # Nine columns fit a terminal of 80 characters without lines between them.
-    table = Table(
-        title="  ".join(_shared(scenarios)),
-        title_justify="left",
-        box=HORIZONTALS,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
+    table = plain_table(
+        caption="a user: tok/s of one request, first token included; TTFT, TPOT: medians; accepted: tokens a round"
+        " (acceptance length); forward: tokens per forward; KV: peak of the pool",
     )
     for column in ("spec", "users", "tok/s", "a user", "TTFT", "TPOT", "accepted", "forward", "KV"):
         add_column(table, column, named=column == "spec")
@@ -130,22 +107,19 @@ def sweep_table(scenarios: Sequence[Reported]) -> Table:
             table.add_section()
         table.add_row("" if scenario.name == before else scenario.name, *_cells(scenario))
         before = scenario.name
-    table.caption = (
-        "a user: tok/s of one request, first token included; TTFT, TPOT: medians; accepted: tokens a round"
-        " (acceptance length); forward: tokens per forward; KV: peak of the pool"
-    )
     return table
 
 
-def _shared(scenarios: Sequence[Reported]) -> list[str]:
-    """Give the settings that all runs share, and below them those that all runs of a spec share."""
+def print_sweep(console: Console, scenarios: Sequence[Reported]) -> None:
+    """Print the settings that all runs share, those that all runs of a spec share, and the table."""
     shared = {key: value for key, value in shared_settings(scenarios).items() if key != "arrivals"}
-    lines = [f"{key} {value}" for key, value in shared.items()]
+    console.print(flowed(shared, console.width), markup=False, highlight=False)
     for name in dict.fromkeys(scenario.name for scenario in scenarios):
         own = shared_settings([scenario for scenario in scenarios if scenario.name == name])
-        words = [f"{key} {value}" for key, value in own.items() if key not in {*shared, "arrivals"}]
-        lines += [f"\n{name}: {', '.join(words)}"] if words else []
-    return lines
+        own = {key: value for key, value in own.items() if key not in {*shared, "arrivals"}}
+        if own:
+            console.print(f"{name}: {flowed(own, console.width)}", markup=False, highlight=False)
+    print_table(console, sweep_table(scenarios))
 
 
 def _cells(scenario: Reported) -> tuple[str, ...]:

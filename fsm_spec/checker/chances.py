@@ -14,6 +14,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.language.domain import column_bounds
 from fsm_spec.language.findings import nearest
 from fsm_spec.language.linear import bounds
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from fsm_spec.table import Table
@@ -171,7 +172,7 @@ def _counts(table: Table) -> Mapping[str, tuple[str, int]]:
 
 def _misfit(table: Table, rates: int, most: int) -> str:
     """Say, with both numbers, that a list has not one rate for each position."""
-    given = f"{table.name}: --expect gives {rates} rate{'' if rates == 1 else 's'}"
-    positions = f"the spec judges {most} draft{'' if most == 1 else 's'} a round under these parameters"
-    listed = f"{most} rate{'' if most == 1 else 's'} or " if most else ""
+    given = f"{table.name}: --expect gives {counted(rates, 'rate')}"
+    positions = f"the spec judges {counted(most, 'draft')} a round under these parameters"
+    listed = f"{counted(most, 'rate')} or " if most else ""
     return f"{given}, but {positions}; give {listed}geometric:RATE"

@@ -20,6 +20,7 @@ from fsm_spec.checker.interleaving import Interleaving
 from fsm_spec.checker.packed_rounds import RoundsPacking
 from fsm_spec.checker.shared_prefix import SharedPrefix
 from fsm_spec.checker.walked import Walk
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from fsm_spec.table import Table
@@ -131,7 +132,7 @@ def check(table: Table, bounds: Bounds | None = None, tick: Callable[[str], None
     composed: list[Composition | Interleaving] = []
     for each in compositions(table, bounds):
         if tick:
-            tick(f"{each.requests} request{'s' if each.requests > 1 else ''}, policy {each.policy.policy}")
+            tick(f"{counted(each.requests, 'request')}, policy {each.policy.policy}")
         explored.append(_explore(each, bounds.limits(chosen), symmetry=bounds.symmetry))
         composed.append(each)
         if bounds.stop_first and not chosen.isdisjoint(explored[-1].broken):

@@ -19,6 +19,7 @@ from fsm_spec.drawing.show import columns
 from fsm_spec.errors import UnhandledEvent
 from fsm_spec.oracle import oracle
 from fsm_spec.table import NO_STOP, STOP
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from fsm_spec.checker.automaton import Automaton, Event
@@ -78,9 +79,8 @@ class Setting:
 
     def __str__(self) -> str:
         """Say it in one line."""
-        requests = f"{self.requests} request{'s' if self.requests > 1 else ''}"
-        slots = f"{self.pool.page_size} slot{'s' if self.pool.page_size > 1 else ''}"
-        pages = f"{self.pool.pages} page{'s' if self.pool.pages > 1 else ''}"
+        requests, slots = counted(self.requests, "request"), counted(self.pool.page_size, "slot")
+        pages = counted(self.pool.pages, "page")
         single = ", one event at a time" if self.single else ", prefix cache" if self.prefix else ""
         return f"{requests}, policy {self.policy.policy}, {pages} of {slots}{single}"
 

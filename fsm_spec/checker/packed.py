@@ -12,6 +12,7 @@ import numpy as np
 
 from fsm_spec.checker import properties
 from fsm_spec.errors import UserError
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -92,7 +93,7 @@ def fit_word(requests: int, codes: int, page_bits: int) -> int:
     most = min(WORD_BITS // bits, MOST_REQUESTS)
     if requests > most:
         raise UserError(
-            f"{requests} requests of {codes} local states do not pack into one word; "
+            f"{counted(requests, 'request')} of {codes} local states do not pack into one word; "
             f"{most} at most, or smaller parameters"
         )
     return bits

@@ -11,6 +11,7 @@ from rich.text import Text
 from fsm_spec.checker import check
 from fsm_spec.drawing.show import columns
 from fsm_spec.language.findings import SpecFindings
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,8 +124,13 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def _print_whole(console: Console, result: Checked) -> None:
-    several = "y" if len(result.properties) == 1 else "ies"
-    counts = f"{len(result.properties)} propert{several}, {result.states:,} states, {result.transitions:,} transitions"
+    counts = ", ".join(
+        (
+            counted(len(result.properties), "property", "properties"),
+            counted(result.states, "state"),
+            counted(result.transitions, "transition"),
+        )
+    )
     verdict = (result.verdict, _STYLES[result.verdict])
     console.print(
         Text.assemble((f"{result.table.name}: ", "bold"), verdict, f"  {counts}, {result.seconds:.2f} s")
@@ -141,7 +147,7 @@ def _print_whole(console: Console, result: Checked) -> None:
     given_up = [searched for searched in result.searches if not searched.complete]
     if given_up and result.verdict == check.UNDETERMINED:
         covered = min(searched.depth for searched in given_up)
-        moves = f"{covered} move{'' if covered == 1 else 's'}"
+        moves = counted(covered, "move")
         console.print(
             f"  Given up: all states fewer than {moves} from the start are covered; "
             "a larger --max-states or --max-memory may decide more."
@@ -172,7 +178,7 @@ def _bounds_lines(result: Checked) -> list[str]:
 
 
 def _slots(bounds: dict[str, Any]) -> str:
-    return f"{bounds['page_size']} slot{'' if bounds['page_size'] == 1 else 's'}"
+    return counted(bounds["page_size"], "slot")
 
 
 def _requests(counts: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from fsm_spec.checker.composition import ABSENT, Composition, Held, State
 from fsm_spec.checker.interleaving import Interleaving
 from fsm_spec.policy import fill_slots, headroom, longest_pages
 from fsm_spec.table import PREFILL, WAIT
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -102,4 +103,4 @@ def hopeless(composed: Composition | Interleaving, entry: Held | None) -> str:
 
 
 def _pages(count: int) -> str:
-    return f"{count} page{'' if count == 1 else 's'}"
+    return counted(count, "page")

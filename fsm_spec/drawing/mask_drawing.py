@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from fsm_spec.drawing.block_mask import Picture, Run, by_group, picture, repeated
 from fsm_spec.drawing.layout import MARGIN
 from fsm_spec.drawing.state_drawing import FAINT, INK, STYLE
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,7 +113,7 @@ def _panel(table: Table, plan: ForwardPlan, top: float) -> tuple[list[str], floa
     side = max(len(label) for _, label in labels) * CODE + 8
     left, up = MARGIN + side + 10 + CACHE_WIDTH + 6, top + 34 + side + 10
     extent = lanes[-1].offset + CELL
-    rows = f"{plan.rows} row{'s' if plan.rows != 1 else ''}"
+    rows = counted(plan.rows, "row")
     note = ", an example tree" if shown.parents else ""
     if shown.parents and len(shown.parents) < plan.rows:
         note = f", the first {len(shown.parents)} nodes of an example tree"

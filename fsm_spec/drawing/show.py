@@ -16,6 +16,7 @@ from fsm_spec.drawing import block_mask
 from fsm_spec.drawing.diagram import effect, guard_text, label, pieces_text
 from fsm_spec.language.expression import Const, to_text
 from fsm_spec.plan import KINDS
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from fsm_spec.plan import ForwardPlan, OperatorPlan, SegmentPlan
@@ -163,7 +164,7 @@ def _forward(table: Table, plan: ForwardPlan) -> list[str]:
 
 
 def _title(plan: ForwardPlan) -> str:
-    shape = f"{plan.attention}, {plan.rows} row{'s' if plan.rows != 1 else ''}" if plan.rows else "no rows"
+    shape = f"{plan.attention}, {counted(plan.rows, 'row')}" if plan.rows else "no rows"
     return f"forward {plan.name}: {'' if plan.model is None else f'{plan.model}, '}{shape}"
 
 

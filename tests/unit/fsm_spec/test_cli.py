@@ -566,3 +566,27 @@ def test_interrupt_of_a_process_is_quiet() -> None:
     assert child.returncode in (130, -signal.SIGINT)
     assert b"" == out
     assert err in (b"", b"\ninterrupted: nothing is claimed of ngram\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["chek", "ar"], "no such command 'chek'; did you mean 'check', 'schema'?"),
+        (["show", "ar", "--formt", "svg"], "no such option: --formt; did you mean --format?"),
+        (["--versio"], "no such option: --versio; did you mean --version?"),
+        (["schema", "foo"], "got unexpected extra argument(s) (foo); see fsm-spec schema --help"),
+        (["model", "gett"], "no such command 'gett'; did you mean 'get'?"),
+    ],
+)
+def test_bad_usage_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    """A slip in a command, an option or a value is answered like every other one: a sentence, exit code 2."""
+    done = CliRunner().invoke(cli.application(), arguments, prog_name="fsm-spec")
+    assert (2, "", f"{sentence}\n") == (done.exit_code, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("arguments", [[], ["model"]])
+def test_nothing_asked_is_answered_with_help(arguments: list[str]) -> None:
+    """Without a command there is no fault to name: the help says what there is."""
+    done = CliRunner().invoke(cli.application(), arguments, prog_name="fsm-spec")
+    assert 2 == done.exit_code
+    assert "Usage: fsm-spec" in done.output

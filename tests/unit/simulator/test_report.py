@@ -153,7 +153,7 @@ def test_page_of_a_run_without_results() -> None:
     text = page([empty])
     assert "Nothing happened." in text
     assert "no request got this far" in text
-    assert "0 of 1 requests finished" in printed([empty])
+    assert "0 of 1 request finished" in printed([empty])
 
 
 def test_page_is_written_or_refused(tmp_path: Path) -> None:

@@ -35,8 +35,10 @@ class Queue(Workers):
             rate = float(each.arrivals.split(":")[1])
             self.runs.append(each.arrivals)
             wait = 1e9 if rate >= self.capacity else 10 / (1 - rate / self.capacity)
+            latency = wait * (1 + self.noise * (each.seed % 3 - 1))
+            speed = 16 * min(rate, self.capacity)
             results.append(
-                {"error": "", "verdicts": [], slos[0].name: wait * (1 + self.noise * (each.seed % 3 - 1))}
+                {"error": "", "verdicts": [], slos[0].name: latency, "throughput_tok_s_gpu": speed}
             )
         return results
 

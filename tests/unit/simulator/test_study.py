@@ -1,6 +1,7 @@
 """Studies and the command plan: points, parallel runs that resume, failures that lose nothing, tables."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,28 @@ def test_plan_finds_rates_and_replicas() -> None:
     best = plan("ar", "--goal", "max-rate", *limits)["results"][0]
     assert 0 < best["max_rate_req_s"] < best["broken_at_req_s"]
     rate = str(3 * best["broken_at_req_s"])
-    assert 3 <= plan("ar", "--goal", "min-gpus", "--rate", rate, *limits)["results"][0]["replicas"] <= 8
+    priced = ("--price-per-gpu-hour", "2")
+    document = plan("ar", "--goal", "min-gpus", "--rate", rate, *limits, *priced)
+    found = document["results"][0]
+    assert 3 <= found["replicas"] <= 8
+    assert 2 * found["gpus"] == found["price_per_hour"]
+    assert round(2e6 / 3600 / found["throughput_tok_s_gpu"], 6) == found["price_per_million_tokens"]
+    asked = {"goal": "min-gpus", "spec": "ar", "limits": "ttft_p95=5ms", "seeds": "2", "policy": "holdback"}
+    assert asked.items() <= document["settings"].items()
+    assert {"model", "hardware", "pool", "input", "output", "arrivals", "rate"} <= document["settings"].keys()
+
+
+def test_settings_say_where_values_differ() -> None:
+    """What all share is said once, what differs by spec stands with the spec, and what varies is left to its list."""
+    grid = ("ar", "uno_linear", "--goal", "pareto", "--users", "1", "--accept", "uno_linear=geometric:0.6")
+    settings = plan(*grid, "--vary", "b=2,4")["settings"]
+    assert ("geometric:0.6 (uno_linear)", "b=2,4", "closed:1") == (
+        settings["accept"],
+        settings["varied"],
+        settings["arrivals"],
+    )
+    assert "parameters" not in settings
+    assert re.fullmatch(r"[\d,]+ pages of 64 \(ar\), [\d,]+ pages of 64 \(uno_linear\)", settings["pool"])
 
 
 def test_plan_picks_tiers_and_a_front(tmp_path: Path) -> None:
