@@ -22,8 +22,9 @@ from fsm_spec.language.scope import Scope
 from fsm_spec.language.spec import Accept, BlockContract, Operation, Unmask
 from fsm_spec.peaks import with_peaks
 from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, OutputPlan, SegmentPlan
-from fsm_spec.rules import draft_cache, filled, masks, verified
+from fsm_spec.rules import draft_cache, positions
 from fsm_spec.rules.soundness import Fault, faults_of, shown_params
+from fsm_spec.rules.whole_spec import followed
 from fsm_spec.table import ArgPlan, CarryPlan, ColumnPlan, EventPlan, ModelPlan, Row, StatePlan, Table
 
 if TYPE_CHECKING:
@@ -103,7 +104,9 @@ def compile_table(
     if values not in Scope(spec).settings():
         # The loader follows tokens under the default and the checker's values; these are others.
         scope = Scope(spec, values=values)
-        compiler.faults += [*verified.rules(scope), *masks.rules(scope), *filled.rules(scope)]
+        compiler.faults += followed(scope)
+        if check and not compiler.faults:
+            compiler.faults += positions.faults_of(table)
     if compiler.faults:
         raise CompileError(spec.spec, compiler.faults)
     return table
@@ -196,12 +199,12 @@ class _Compiler:
         )
 
     def _sizes(self, operator: OperatorPlan, path: Path) -> None:
-        """Hold numbers that count something to one at least."""
-        for key in ("size", "min", "max", "top", "depth"):
-            value = operator.numbers.get(key)
-            if value is not None and bounds(value, self.bounds)[0] < 1:
+        """Hold numbers that count something to one at least, and a place to the first row at least."""
+        for key in ("size", "min", "max", "top", "depth", "start"):
+            value, least = operator.numbers.get(key), int(key != "start")
+            if value is not None and bounds(value, self.bounds)[0] < least:
                 message = f"{key} would be {bounds(value, self.bounds)[0]} for {shown_params(self.params)}"
-                self.faults.append(((*path, key), f"{message}; give 1 or more"))
+                self.faults.append(((*path, key), f"{message}; give {least} or more"))
 
     def _base(self, forward: Forward) -> Expr:
         """Give the slot that the first row takes if nothing else is said: the one behind the committed ones."""

@@ -7,9 +7,10 @@ count as mentioned, so that no finding only follows from another.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -20,7 +21,8 @@ from fsm_spec.language.findings import MAX_FINDINGS, Finding, Path, SpecFindings
 from fsm_spec.language.repair import Draft
 from fsm_spec.language.source import Position, Source
 from fsm_spec.language.spec import Spec
-from fsm_spec.rules import whole_spec
+from fsm_spec.rules import positions, whole_spec
+from fsm_spec.table import Table
 
 
 @dataclass(frozen=True)
@@ -79,23 +81,40 @@ def _finding(read: Source, path: Path, message: str, place: Position | None = No
 
 def _judge(spec: Spec, draft: Draft, *, compiled: bool) -> list[Finding]:
     """Apply the rules, then compile for the default and the checker's parameters if nothing is wrong so far."""
-    found = [
-        (draft.original(path), message)
-        for path, message in whole_spec.violations(spec, draft.doubt, draft.hurt)
-    ]
+    attempt = cache(lambda: _compiled(spec))
+
+    def guards() -> list[tuple[Path, str]]:
+        return [fault for fault in attempt().faults.items() if fault[0][-1] == "when"] if compiled else []
+
+    rules = whole_spec.violations(spec, draft.doubt, draft.hurt, guards)
+    found = [(draft.original(path), message) for path, message in rules]
     if compiled and not found:
-        # One finding a place: the checker's small values mostly repeat what the defaults have shown.
-        places = {path: message for check in (True, False) for path, message in _compiled(spec, check=check)}
-        found = list(places.items())
+        faults, small = attempt()
+        found = list(faults.items()) if small is None else list(positions.faults_of(small))
     return [_finding(draft.source, path, message) for path, message in found]
 
 
-def _compiled(spec: Spec, *, check: bool) -> list[tuple[Path, str]]:
-    try:
-        compile_table(spec, check=check)
-    except CompileError as error:
-        return error.faults[::-1]
-    return []
+class _Compiled(NamedTuple):
+    """Hold what compiling has shown: faults by place, and without any the table for the checker's parameters."""
+
+    faults: dict[Path, str]
+    small: Table | None
+
+
+def _compiled(spec: Spec) -> _Compiled:
+    """Compile for the default and the checker's parameters.
+
+    One finding a place: the checker's small values mostly repeat what the defaults have shown.
+    """
+    small: Table | None = None
+    places: dict[Path, str] = {}
+    for check in (True, False):
+        try:
+            table = compile_table(spec, check=check)
+            small = small or table
+        except CompileError as error:
+            places.update(error.faults[::-1])
+    return _Compiled(places, None if places else small)
 
 
 def shipped() -> dict[str, FilePath]:

@@ -7,17 +7,20 @@ may have meant counts as mentioned, so that nothing is reported that only follow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from fsm_spec import life_cycle, table
 from fsm_spec.language import expression, operators
-from fsm_spec.language.expression import Const, Expr, Name, Op, evaluate, to_text
+from fsm_spec.language.domain import column_bounds
+from fsm_spec.language.expression import Bounds, Const, Expr, Name, Op, evaluate, to_text
 from fsm_spec.language.findings import Path, closest, nearest, quoted, words
 from fsm_spec.language.linear import difference
 from fsm_spec.language.operators import Kind
 from fsm_spec.language.piece import Piece
 from fsm_spec.language.spec import MAX_VALUE, BlockContract, Forward, Operation, Segment, Spec, Transition
+from fsm_spec.table import ArgPlan
 
 Violation = tuple[Path, str]
 
@@ -32,6 +35,8 @@ RESERVED: Final = frozenset(
 )
 # Values that one load may try out, in all, to decide what intervals leave open; it keeps absurd guards quick.
 MOST_WALKED: Final = 20_000
+# Columns are walked by their edges; a larger bound only makes the walk coarser.
+_WALKED_BOUND: Final = 2**20
 _KINDS: Final = {
     "token": "tokens",
     "law": "laws",
@@ -122,6 +127,28 @@ class Scope:
         """Give the upper bound of an operator's count; None where it is not known."""
         first = operators.outputs_of(op)[0][1]
         return first.most(op, lambda rows: self.row_count(forward, rows))
+
+    def counts(self, forward: str) -> tuple[ArgPlan, ...]:
+        """List the counts that a forward's operators give, with their ranges; those that are not known are left out."""
+        found = []
+        for op in self.spec.forwards[forward].ops:
+            for name, output in operators.outputs_of(op):
+                if output.kind == "count":
+                    low, high = (
+                        end(op, lambda rows: self.row_count(forward, rows))
+                        for end in (output.least, output.most)
+                    )
+                    found += [] if low is None or high is None else [ArgPlan(name, low, high)]
+        return tuple(found)
+
+    def bounds(self, params: Mapping[str, int]) -> dict[str, Bounds]:
+        """Bound every column under given parameters, for walks; a very large one is walked by its edges."""
+        maxima = {}
+        for name, column in self.spec.columns.items():
+            if set(expression.names(column.max)) <= set(params):
+                with suppress(ZeroDivisionError):  # the divisor has a finding of its own
+                    maxima[name] = min(max(0, evaluate(column.max, params)), _WALKED_BOUND)
+        return column_bounds(maxima, len(self.spec.states))
 
     @property
     def block(self) -> Expr | None:
@@ -277,6 +304,11 @@ def shown(expr: Expr, values: Mapping[str, int]) -> str:
     """Print the values that an expression reads: ` with n = 4`."""
     read = [f"{name} = {values[name]}" for name in dict.fromkeys(expression.names(expr))]
     return f" with {', '.join(read)}" if read else ""
+
+
+def shown_values(values: Mapping[str, int]) -> str:
+    """Print values: ` (n = 4, a = 1)`; nothing where there are none."""
+    return f" ({', '.join(f'{name} = {value}' for name, value in values.items())})" if values else ""
 
 
 def listed(value: str | list[str]) -> list[str]:

@@ -23,7 +23,7 @@ from fsm_spec.language.scope import (
     sources_of,
 )
 from fsm_spec.language.spec import Transition
-from fsm_spec.rules.filled import COUNTED
+from fsm_spec.rules.filled import PARTLY
 
 
 def rules(scope: Scope) -> Iterator[Violation]:
@@ -142,8 +142,8 @@ def _assignment(
     elif target in scope.spec.params:
         yield path, f"{quoted(target)} is a parameter, fixed for the run; set takes columns and carries"
     else:
-        scope.doubt.update(words(value))
         yield from scope.unknown(target, "the column or carry", [*scope.spec.columns, *scope.carries], path)
+        scope.doubt.update(words(value))
 
 
 def _column_set(scope: Scope, target: str, value: Any, path: Path, place: Place) -> Iterator[Violation]:
@@ -189,7 +189,7 @@ def _carry_set(
     total = expression.total(lengths)
     off = scope.off_by(total, carry.length)
     # Fewer are followed to where they are read: `filled.py`.
-    fewer = bool(pieces) and target != PENDING and carry.kind in COUNTED
+    fewer = bool(pieces) and target != PENDING and carry.kind in PARTLY
     if off is not None and not (off[0] < 0 and fewer):
         yield path, f"{quoted(target)} holds {to_text(carry.length)}, and {to_text(total)} are set{off[1]}"
 

@@ -1,36 +1,33 @@
-"""Carries filled in part: what is read of a carry never goes beyond what was set.
+"""Carries filled in part: what is read of a carry or a result lies within what is there.
 
 A carry may be set to fewer tokens than it holds; how many are there is then followed over the whole spec, beside the
 columns that the reads hang on. A tiered parameter may have another value behind every round point, so it is followed
-with several. The rules ask this only where every name on the way is known.
+with several. The rules ask this only where every name on the way is known; what is read is in `carry_reads.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from typing import Final, NamedTuple
 
 from fsm_spec.language import expression
 from fsm_spec.language.expression import Const, Expr, evaluate
-from fsm_spec.language.findings import Path, quoted
-from fsm_spec.language.linear import difference, simplify
-from fsm_spec.language.operators import outputs_of
+from fsm_spec.language.findings import quoted
+from fsm_spec.language.linear import bounds, difference
 from fsm_spec.language.piece import Piece, pieces
-from fsm_spec.language.scope import Scope, Violation, forward_of, mentions, segment_path, sources, sources_of
-from fsm_spec.language.spec import Accept, Budget, Operation, Segment, Transition, Unmask
+from fsm_spec.language.scope import Scope, Violation, forward_of, mentions, shown_values, sources_of
+from fsm_spec.language.spec import Transition
+from fsm_spec.rules import carry_reads
+from fsm_spec.rules.carry_reads import Read
 
 # What may be set in part; a tree comes whole from its operator.
-COUNTED: Final = ("token", "law", "real", "feature")
-# Places looked at under one setting of the parameters, and values of one count: of more, the first and the last.
-_MOST_PLACES: Final = 4_000
-_MOST_COUNTS: Final = 64
+PARTLY: Final = ("token", "law", "real", "feature")
+# Steps tried under one setting of the parameters: a second or two; a spec that needs more is refused.
+_MOST_STEPS: Final = 100_000
 _MASK: Final = "mask"
-
-
-# A piece that is read, where the file says so, and how it is written there.
-_Found = tuple[Piece, Path, str]
 
 
 class _At(NamedTuple):
@@ -41,229 +38,313 @@ class _At(NamedTuple):
     filled: tuple[int, ...]
 
 
-class _Read(NamedTuple):
-    """Name a read of a carry, up to which entry it goes, and where the file says so."""
+@dataclass(frozen=True)
+class _Move:
+    """Hold what a transition reads and sets from one of its states, parsed once."""
 
-    piece: Piece
-    stop: Expr
-    path: Path
-    text: str
+    transition: Transition
+    counts: tuple[tuple[str, Expr, Expr], ...]
+    columns: tuple[tuple[int, Expr], ...]
+    # By place among the carries followed: the lengths of the pieces set (None: not known, or masks to the end).
+    carries: tuple[tuple[int, tuple[Expr | None, ...]], ...]
+    reads: tuple[Read, ...]
+
+
+class _Endless(Exception):
+    """End a walk that takes more steps than one load may."""
 
 
 def rules(scope: Scope) -> Iterator[Violation]:
-    """Report the first read of each place that goes beyond what is set."""
-    carries = tuple(name for name in scope.spec.carry if _partly(scope, name))
-    told: set[Path] = set()
-    for values in scope.settings() if carries or _cuts(scope) else ():
-        for path, message in _Walk.of(scope, values, carries).violations():
+    """Report the first read of each place that goes beyond what is there."""
+    told = set()
+    for values in scope.settings():
+        walk = _Walk(scope, values)
+        for path, message in walk.violations() if walk.asked else ():
             if path not in told:
                 told.add(path)
                 yield path, message
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Walk:
     """Follow a request under one setting of the parameters, and every size of the tiered ones up to that."""
 
     scope: Scope
     values: Mapping[str, int]
-    sizes: tuple[Mapping[str, int], ...]
-    columns: tuple[str, ...]
-    carries: tuple[str, ...]
+    steps: int = 0
+    names: dict[int, tuple[Expr, frozenset[str]]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, scope: Scope, values: Mapping[str, int], carries: tuple[str, ...]) -> _Walk:
-        """Name what is followed."""
-        sizes: list[dict[str, int]] = [dict(values)]
-        for name, param in scope.spec.params.items():
+    def __post_init__(self) -> None:
+        """Name what is followed: carries that may be set in part, beside all columns."""
+        self.columns = tuple(self.scope.spec.columns)
+        self.carries = tuple(name for name in self.scope.spec.carry if _partly(self.scope, name))
+        self.sizes: list[Mapping[str, int]] = [dict(self.values)]
+        for name, param in self.scope.spec.params.items():
             if param.tiered:
-                smaller = {size for size in (param.range[0], param.check) if size < values[name]}
-                sizes = [{**each, name: size} for each in sizes for size in (values[name], *sorted(smaller))]
-        return cls(scope, values, tuple(sizes), tuple(scope.spec.columns), carries)
+                smaller = sorted(size for size in {param.range[0], param.check} if size < self.values[name])
+                self.sizes = [
+                    {**each, name: size} for each in self.sizes for size in (self.values[name], *smaller)
+                ]
+        self.known = [(size, self.scope.bounds(size)) for size in self.sizes]
+
+    @cached_property
+    def asked(self) -> bool:
+        """Tell whether anything is left to follow: what bounds alone show to be there, is there."""
+        return any(self.reads.values()) or any(
+            move.reads or move.carries for each in self.moves.values() for move in each
+        )
+
+    @cached_property
+    def reads(self) -> dict[str, tuple[Read, ...]]:
+        """List by state what its forward reads."""
+        return {
+            state: tuple(
+                read for read in carry_reads.of_forward(self.scope, state) if self._open(read, state)
+            )
+            for state in self.scope.spec.states
+        }
+
+    @cached_property
+    def moves(self) -> dict[str, tuple[_Move, ...]]:
+        """List by state the transitions that leave it."""
+        return {
+            state: tuple(
+                self._move(transition, state)
+                for transition in self.scope.spec.transitions
+                if state in sources_of(transition)
+            )
+            for state in self.scope.spec.states
+        }
+
+    def _move(self, transition: Transition, state: str) -> _Move:
+        name = forward_of(self.scope.spec, state)
+        read = mentions(transition)
+        counts = () if name is None else self.scope.counts(name)
+        return _Move(
+            transition,
+            tuple((arg.name, arg.low, arg.high) for arg in counts if arg.name in read),
+            tuple(
+                (index, expression.parse(transition.set[column]))  # type: ignore[arg-type]
+                for index, column in enumerate(self.columns)
+                if column in transition.set
+            ),
+            tuple(
+                (index, self._lengths(transition.set[carry], state))
+                for index, carry in enumerate(self.carries)
+                if carry in transition.set
+            ),
+            tuple(
+                read
+                for read in carry_reads.of_transition(self.scope, transition, state)
+                if self._open(read, state)
+            ),
+        )
+
+    def _lengths(self, value: object, state: str) -> tuple[Expr | None, ...]:
+        return tuple(None if piece.name == _MASK else self._length(piece, state) for piece in pieces(value))
+
+    def _length(self, piece: Piece, state: str) -> Expr | None:
+        results = self.scope.results.get(forward_of(self.scope.spec, state) or "", {})
+        value = self.scope.carries.get(piece.name) or results.get(piece.name)
+        return None if value is None else piece.length(value.length or Const(1))
+
+    def _whole(self, name: str, state: str) -> Expr:
+        """Give the entries that a carry or result has."""
+        results = self.scope.results.get(forward_of(self.scope.spec, state) or "", {})
+        value = self.scope.carries.get(name) or results[name]
+        return value.length or Const(1)
+
+    def _open(self, read: Read, state: str) -> bool:
+        """Tell whether bounds of the columns and counts leave open that a read lies within what is there."""
+        if read.name in self.carries:
+            return True
+        name = forward_of(self.scope.spec, state)
+        ends = [
+            read.start,
+            difference(self._whole(read.name, state), read.stop),
+            difference(read.stop, read.start),
+        ]
+        ends += [difference(read.most, read.stop)] if read.most is not None else []
+        for size, columns in self.known:
+            known = dict(columns)
+            for arg in self.scope.counts(name) if name is not None else ():
+                edges = [expression.substitute(edge, size) for edge in (arg.low, arg.high)]
+                if not {n for edge in edges for n in expression.names(edge)} <= set(known):
+                    return True
+                known[arg.name] = bounds(edges[0], known)[0], bounds(edges[1], known)[1]
+            for end in ends:
+                under = expression.substitute(end, size)
+                if not set(expression.names(under)) <= set(known) or bounds(under, known)[0] < 0:
+                    return True
+        return False
 
     def violations(self) -> Iterator[Violation]:
         """Walk all ways, breadth first."""
-        todo = [
-            (self._start(name), values)
-            for name, state in self.scope.spec.states.items()
-            if state.start
-            for values in self.sizes
-        ]
-        met = {(at, tuple(values.items())) for at, values in todo}
-        for at, values in todo:  # it grows while it is walked
+        try:
+            yield from self._walked()
+        except _Endless:
+            name = next(iter(self.carries or self.scope.spec.carry))
+            message = f"how much of {quoted(name)} is set cannot be followed within {_MOST_STEPS:,} steps"
+            yield (
+                ("carry", name),
+                f"{message}{shown_values(self.values)}; set all of it, or give smaller parameters",
+            )
+
+    def _walked(self) -> Iterator[Violation]:
+        starts = [name for name, state in self.scope.spec.states.items() if state.start]
+        todo = [(self._start(name), size) for name in starts for size in range(len(self.sizes))]
+        met = set(todo)
+        for at, size in todo:  # it grows while it is walked
             known = {
-                **values,
+                **self.sizes[size],
                 **{n: v for n, v in zip(self.columns, at.columns, strict=True) if v is not None},
             }
-            found_here = list(self._beyond(at, self._forward_reads(at.state), known))
+            found_here = list(self._beyond(at, self.reads[at.state], known))
             yield from found_here[:1]
-            for transition in self.scope.spec.transitions:
-                # What a forward reads wrongly, its transitions would only repeat.
-                if found_here or at.state not in sources_of(transition):
-                    continue
-                for found in self._counts(at.state, transition, known):
-                    yield from self._beyond(at, self._transition_reads(transition), found)
-                    yield from self._cut(at.state, transition, found)
-                    for step in self._after(at, transition, found, values):
-                        key = (step[0], tuple(step[1].items()))
-                        if key not in met and len(met) < _MOST_PLACES:
-                            met.add(key)
+            # What a forward reads wrongly, its transitions would only repeat.
+            for move in () if found_here else self.moves[at.state]:
+                for found in self._counts(move, known):
+                    yield from self._beyond(at, move.reads, found)
+                    yield from self._overfull(at.state, move, found)
+                    for step in self._after(at, move, found, size):
+                        if step not in met:
+                            met.add(step)
                             todo.append(step)
 
     def _start(self, state: str) -> _At:
         """Give the place behind the prefill; what a carry begins with fills it."""
         spec = self.scope.spec
-        columns = [_value(spec.columns[name].init, self.values) for name in self.columns]
+        columns = [self._value(spec.columns[name].init, self.values) for name in self.columns]
         begun = [
-            self._whole(name, self.values)
+            self._value(self._whole(name, state), self.values) or 0
             if spec.carry[name].init and not _only_text(self.scope, name)
             else 0
             for name in self.carries
         ]
         return _At(state, tuple(columns), tuple(begun))
 
-    def _whole(self, carry: str, values: Mapping[str, int]) -> int:
-        length = self.scope.carries[carry].length
-        return 1 if length is None else _value(length, values) or 0
-
-    def _counts(
-        self, state: str, transition: Transition, known: Mapping[str, int]
-    ) -> Iterator[dict[str, int]]:
+    def _counts(self, move: _Move, known: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
         """Give what is known where a transition is taken, for all counts that its guard and values read."""
-        name = forward_of(self.scope.spec, state)
-        read = mentions(transition)
-        counts: dict[str, list[int]] = {}
-        for op in self.scope.spec.forwards[name].ops if name is not None else ():
-            for result, output in outputs_of(op):
-                if output.kind != "count" or result not in read:
-                    continue
-                low, high = (
-                    end(op, lambda rows: self.scope.row_count(name or "", rows))
-                    for end in (output.least, output.most)
-                )
-                first, last = _value(low, known), _value(high, known)
-                if first is not None and last is not None:
-                    counts[result] = _edges(first, last)
+        counts: dict[str, range] = {}
+        for name, low, high in move.counts:
+            first, last = self._value(low, known), self._value(high, known)
+            if first is not None and last is not None:
+                counts[name] = range(first, last + 1)
         for chosen in product(*counts.values()):
+            self.steps += 1
+            if self.steps > _MOST_STEPS:
+                raise _Endless
             found = {**known, **dict(zip(counts, chosen, strict=True))}
-            if _value(transition.when, found) != 0:
+            if self._value(move.transition.when, found) != 0:
                 yield found
 
-    def _after(
-        self, at: _At, transition: Transition, known: Mapping[str, int], values: Mapping[str, int]
-    ) -> Iterator[tuple[_At, Mapping[str, int]]]:
+    def _after(self, at: _At, move: _Move, known: Mapping[str, int], size: int) -> Iterator[tuple[_At, int]]:
         """Give the places that a transition leads to: of every size, where that is a round point."""
-        target = self.scope.spec.states.get(transition.to)
+        target = self.scope.spec.states.get(move.transition.to)
         if target is None:
             return
-        columns = [
-            _value(expression.parse(transition.set[name]), known) if name in transition.set else old  # type: ignore[arg-type]
-            for name, old in zip(self.columns, at.columns, strict=True)
-        ]
-        filled = [
-            self._set(at.state, name, transition, known) if name in transition.set else old
-            for name, old in zip(self.carries, at.filled, strict=True)
-        ]
-        place = _At(transition.to, tuple(columns), tuple(filled))
-        yield from ((place, size) for size in (self.sizes if target.round else (values,)))
+        columns = list(at.columns)
+        for index, value in move.columns:
+            columns[index] = self._value(value, known)
+        filled = list(at.filled)
+        for index, lengths in move.carries:
+            filled[index] = self._set(self._whole(self.carries[index], at.state), lengths, known)
+        place = _At(move.transition.to, tuple(columns), tuple(filled))
+        yield from ((place, each) for each in (range(len(self.sizes)) if target.round else (size,)))
 
-    def _set(self, state: str, carry: str, transition: Transition, known: Mapping[str, int]) -> int:
+    def _set(self, whole: Expr, lengths: Sequence[Expr | None], known: Mapping[str, int]) -> int:
         """Count what a transition sets of a carry; nothing is trusted where that is not known here."""
-        whole = self._whole(carry, known)
-        results = self.scope.results.get(forward_of(self.scope.spec, state) or "", {})
         total = 0
-        for piece in pieces(transition.set[carry]):
-            value = self.scope.carries.get(piece.name) or results.get(piece.name)
-            if piece.name == _MASK or value is None:
-                return whole
-            length = _value(piece.length(value.length or Const(1)), known)
+        for length in lengths:
             if length is None:
+                return self._value(whole, known) or 0
+            value = self._value(length, known)
+            if value is None:
                 return 0
-            total += length
+            total += value
         return total
 
-    def _cut(self, state: str, transition: Transition, known: Mapping[str, int]) -> Iterator[Violation]:
-        """Report pieces of results that end beyond what the operator gives."""
-        results = self.scope.results.get(forward_of(self.scope.spec, state) or "", {})
-        for piece, path, text in _transition_pieces(self.scope, transition):
-            value = results.get(piece.name)
-            if value is None or value.length is None or piece.stop is None or value.kind not in COUNTED:
-                continue
-            whole, stop = _value(value.length, known), _value(piece.stop, known)
-            if whole is not None and (stop is None or stop > whole):
-                asked = "more than" if stop is None else f"{stop} of"
-                read = {*expression.names(piece.stop), *self.scope.spec.params} & set(known)
-                where = ", ".join(f"{name} = {known[name]}" for name in known if name in read)
-                message = f"{text} may read {asked} the {whole} that {piece.name} has in the state {state} ({where})"
-                yield path, f"{message}; cut it by counts and columns of the spec, within its length"
+    def _overfull(self, state: str, move: _Move, known: Mapping[str, int]) -> Iterator[Violation]:
+        """Report a carry that is set to more entries than it holds."""
+        index = self.scope.spec.transitions.index(move.transition)
+        for number, lengths in move.carries:
+            name = self.carries[number]
+            whole = self._value(self._whole(name, state), known)
+            total = sum(self._value(length, known) or 0 for length in lengths)
+            if whole is not None and total > whole:
+                where = self._shown(known, [length for length in lengths if length is not None])
+                message = f"{quoted(name)} holds {whole}, and {total} are set in the state {state}{where}"
+                yield ("transitions", index, "set", name), f"{message}; cut what is set"
 
-    def _forward_reads(self, state: str) -> list[_Read]:
-        """List what the forward of a state reads of carries."""
-        name = forward_of(self.scope.spec, state)
-        if name is None:
-            return []
-        forward = self.scope.spec.forwards[name]
-        found: list[_Found] = []
-        for index, segment in enumerate(forward.segments):
-            found += _segment_reads(segment, segment_path(name, forward, index))
-        for index, op in enumerate(forward.ops):
-            found += _operator_reads(op, self.scope.results_most(name, op), ("forwards", name, "ops", index))
-        return self._counted(found)
-
-    def _transition_reads(self, transition: Transition) -> list[_Read]:
-        """List what a transition reads of carries."""
-        return self._counted(_transition_pieces(self.scope, transition))
-
-    def _counted(self, found: list[_Found]) -> list[_Read]:
-        reads = []
-        for piece, path, text in found:
-            stop = self._stop(piece)
-            if piece.name in self.carries and stop is not None:
-                reads.append(_Read(piece, stop, path, text))
-        return reads
-
-    def _stop(self, piece: Piece) -> Expr | None:
-        value = self.scope.carries.get(piece.name)
-        return piece.stop or (None if value is None else value.length)
-
-    def _beyond(self, at: _At, reads: list[_Read], known: Mapping[str, int]) -> Iterator[Violation]:
-        """Report the reads that go beyond what is set where the request is."""
+    def _beyond(self, at: _At, reads: Sequence[Read], known: Mapping[str, int]) -> Iterator[Violation]:
+        """Report the reads that go beyond what is there where the request is."""
         for read in reads:
-            stop = _value(read.stop, known)
-            first = _value(read.piece.start or Const(0), known)
-            filled = at.filled[self.carries.index(read.piece.name)]
-            whole = self._whole(read.piece.name, known)
-            if stop is None or first is None:
+            whole = self._value(self._whole(read.name, at.state), known)
+            carried = read.name in self.carries
+            filled = at.filled[self.carries.index(read.name)] if carried else whole
+            first, stop = self._value(read.start, known), self._value(read.stop, known)
+            where = f"in the state {at.state}{self._shown(known, [read.start, read.stop])}"
+            if stop is None or first is None or filled is None or whole is None:
                 # What hangs on kv or the text is not followed; all of a carry may be read wherever all is set.
-                if filled < whole:
+                if not carried or filled is None or whole is None:
+                    message = f"how much {read.text} reads of {quoted(read.name)} hangs on more than counts and columns"
+                    yield (
+                        read.path,
+                        f"{message} in the state {at.state}; cut it by counts and columns of the spec",
+                    )
+                elif filled < whole:
                     message = f"{read.text} hangs on more than counts and columns of the spec"
                     yield (
                         read.path,
                         f"{message}, and {filled} of {whole} {_are(filled)} set in the state {at.state}",
                     )
                 continue
-            if stop <= filled or first >= stop:
-                continue
-            names = {*expression.names(read.stop), *self.scope.spec.params} & set(known)
-            where = ", ".join(f"{name} = {known[name]}" for name in known if name in names)
-            message = (
-                f"{read.text} reads {stop} of {quoted(read.piece.name)}, of which {filled} {_are(filled)} set"
-            )
-            remedy = f"cut it at what is set, or set all of {read.piece.name}"
-            yield read.path, f"{message} in the state {at.state} ({where}); {remedy}"
+            if first > stop:
+                yield (
+                    read.path,
+                    f"{read.text} would run from {first} to {stop} {where}; a cut does not run backwards",
+                )
+            elif first < 0 and stop > first:
+                yield read.path, f"{read.text} would begin at {first} {where}; the first is 0"
+            elif (most := self._value(read.most, known)) is not None and self._short(read, first, stop, most):
+                gives = f"{stop - first} of {read.text}, which gives {max(0, most - first)}"
+                remedy = "cut it at just as many" if read.exact else "cut it no shorter than that"
+                yield read.path, f"{read.reader} read {gives} {where}; {remedy}"
+            elif stop > filled and stop > first:
+                yield read.path, self._said(read, stop, filled, where)
 
+    @staticmethod
+    def _short(read: Read, first: int, stop: int, most: int) -> bool:
+        """Tell whether a slice gives fewer entries than are read of it, or more where it must give as many."""
+        return most != stop if read.exact else stop > max(most, first)
 
-def _transition_pieces(scope: Scope, transition: Transition) -> list[_Found]:
-    """List the pieces that a transition emits and sets carries to."""
-    index = scope.spec.transitions.index(transition)
-    found: list[_Found] = [
-        (piece, ("transitions", index, "emit", number), str(piece))
-        for number, piece in enumerate(transition.emit)
-    ]
-    for target, value in transition.set.items():
-        if target in scope.carries:
-            found += [(piece, ("transitions", index, "set", target), str(piece)) for piece in pieces(value)]
-    return found
+    def _said(self, read: Read, stop: int, filled: int, where: str) -> str:
+        if read.name not in self.scope.carries:
+            message = f"{read.text} reads {stop} of the {filled} that {read.name} has {where}"
+            return f"{message}; cut it by counts and columns of the spec, within its length"
+        message = (
+            f"{read.text} reads {stop} of {quoted(read.name)}, of which {filled} {_are(filled)} set {where}"
+        )
+        return f"{message}; cut it at what is set, or set all of {read.name}"
+
+    def _shown(self, known: Mapping[str, int], read: Sequence[Expr]) -> str:
+        names = {name for expr in read for name in expression.names(expr)} | set(self.scope.spec.params)
+        return shown_values({name: known[name] for name in known if name in names})
+
+    def _value(self, expr: Expr | None, known: Mapping[str, int]) -> int | None:
+        """Evaluate an expression; None where something in it is not known here."""
+        if expr is None:
+            return None
+        # By identity, as the expressions live as long as the walk: hashing them would take longer than reading them.
+        kept = self.names.get(id(expr))
+        if kept is None:
+            kept = self.names[id(expr)] = (expr, frozenset(expression.names(expr)))
+        if not kept[1] <= known.keys():
+            return None
+        try:
+            return evaluate(expr, known)
+        except ZeroDivisionError:
+            return None
 
 
 def _only_text(scope: Scope, carry: str) -> bool:
@@ -272,41 +353,10 @@ def _only_text(scope: Scope, carry: str) -> bool:
     return isinstance(scope.spec.contract, str) and bool(init) and all(piece.name == "text" for piece in init)
 
 
-def _cuts(scope: Scope) -> bool:
-    """Tell whether some transition cuts an operator's result."""
-    return any(
-        piece.stop is not None and piece.name not in scope.carries
-        for transition in scope.spec.transitions
-        for piece, _, _ in _transition_pieces(scope, transition)
-    )
-
-
-def _segment_reads(segment: Segment, path: Path) -> Iterator[_Found]:
-    """Yield what a segment reads: of one source as many entries as it has rows."""
-    several = len(sources(segment)) > 1
-    for piece in sources(segment):
-        yield piece if several else _first(piece, segment.count), (*path, "source"), str(piece)
-    if segment.features is not None:
-        yield _first(segment.features, segment.count), (*path, "features"), str(segment.features)
-
-
-def _operator_reads(op: Operation, most: Expr | None, path: Path) -> Iterator[_Found]:
-    """Yield what an operator reads; `most` bounds the drafts that an accept judges."""
-    if isinstance(op, Accept):
-        drafts = op.drafts if most is None else _first(op.drafts, most)
-        yield drafts, (*path, "drafts"), str(op.drafts)
-        if op.q is not None:  # every judged draft has a law of its own
-            yield replace(drafts, name=op.q), (*path, "q"), op.q
-    elif isinstance(op, Unmask):
-        yield Piece(op.block), (*path, "block"), op.block
-    elif isinstance(op, Budget) and op.earlier is not None:
-        yield Piece(op.earlier), (*path, "earlier"), op.earlier
-
-
 def _partly(scope: Scope, carry: str) -> bool:
-    """Tell whether some transition may set a carry to fewer entries than it holds."""
+    """Tell whether some transition may set a carry to another number of entries than it holds."""
     whole = scope.carries[carry].length
-    if scope.carries[carry].kind not in COUNTED or whole is None:
+    if scope.carries[carry].kind not in PARTLY or whole is None:
         return False
     if _only_text(scope, carry):
         return True
@@ -317,34 +367,12 @@ def _partly(scope: Scope, carry: str) -> bool:
             lengths = [
                 piece.length(values[piece.name].length or Const(1)) for piece in set_ if piece.name != _MASK
             ]
-            if len(lengths) == len(set_) and difference(expression.total(lengths), whole) != Const(0):
+            # Masks fill what the others leave.
+            masked = 0 < len(lengths) < len(set_)
+            if masked or (lengths and difference(expression.total(lengths), whole) != Const(0)):
                 return True
     return False
 
 
-def _first(piece: Piece, count: Expr) -> Piece:
-    """Cut a piece to its first entries."""
-    start = piece.start or Const(0)
-    return Piece(piece.name, piece.start, simplify(expression.add(start, count)))
-
-
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
-
-
-def _value(expr: Expr | None, known: Mapping[str, int]) -> int | None:
-    """Evaluate an expression; None where something in it is not known here."""
-    if expr is None or not set(expression.names(expr)) <= set(known):
-        return None
-    try:
-        return evaluate(expr, known)
-    except ZeroDivisionError:
-        return None
-
-
-def _edges(first: int, last: int) -> list[int]:
-    """List the values of a count, or the first and last of very many."""
-    if last - first < _MOST_COUNTS:
-        return list(range(first, last + 1))
-    half = _MOST_COUNTS // 2
-    return [*range(first, first + half), *range(last - half + 1, last + 1)]

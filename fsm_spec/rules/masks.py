@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fsm_spec.language import expression
-from fsm_spec.language.domain import assignments, column_bounds
+from fsm_spec.language.domain import assignments
 from fsm_spec.language.expression import Const, evaluate, substitute
 from fsm_spec.language.findings import Path
 from fsm_spec.language.piece import pieces
@@ -19,12 +19,11 @@ from fsm_spec.language.spec import Accept, Spec, Transition, Unmask
 from fsm_spec.table import ArgPlan
 
 MASK: Final = "mask"
-_WALKED_BOUND: Final = 2**20
 
 
 def rules(scope: Scope) -> Iterator[Violation]:
     """Report every place where a mask could be kept, judged or emitted."""
-    masked = _masked(scope)
+    masked = masked_carries(scope)
     for state in scope.spec.states:
         name = forward_of(scope.spec, state)
         found = list(_read(scope, state, name, masked[state])) if name is not None and masked[state] else []
@@ -34,7 +33,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
         for number, transition in enumerate(scope.spec.transitions):
             if state not in sources_of(transition):
                 continue
-            open_ = known | _unfilled(scope, transition, state)
+            open_ = known | unfilled(scope, transition, state)
             for index, piece in enumerate(transition.emit):
                 if piece.name in open_:
                     path: Path = ("transitions", number, "emit", index)
@@ -98,7 +97,7 @@ def _rest(spec: Spec) -> str | None:
     return next(rests, None)
 
 
-def _masked(scope: Scope) -> dict[str, set[str]]:
+def masked_carries(scope: Scope) -> dict[str, set[str]]:
     """Name the carries that may hold masks in each state."""
     spec = scope.spec
     masked: dict[str, set[str]] = {name: set() for name in spec.states}
@@ -123,7 +122,7 @@ def _masked(scope: Scope) -> dict[str, set[str]]:
 
 def _after(scope: Scope, transition: Transition, state: str, before: set[str]) -> set[str]:
     """Name the carries that may hold masks after a transition."""
-    known = before | _unfilled(scope, transition, state) | {MASK}
+    known = before | unfilled(scope, transition, state) | {MASK}
     after = before - set(transition.set)
     for name in set(transition.set) & set(scope.spec.carry):
         if any(piece.name in known for piece in pieces(transition.set[name])):
@@ -131,7 +130,7 @@ def _after(scope: Scope, transition: Transition, state: str, before: set[str]) -
     return after
 
 
-def _unfilled(scope: Scope, transition: Transition, state: str) -> set[str]:
+def unfilled(scope: Scope, transition: Transition, state: str) -> set[str]:
     """Name the results of unmask that may hold masks where a transition's guard holds."""
     name = forward_of(scope.spec, state)
     ops = scope.spec.forwards[name].ops if name is not None else []
@@ -148,12 +147,7 @@ def _may_rest(scope: Scope, transition: Transition, op: Unmask, forward: str, le
     if scope.walks <= 0 or most is None or op.out[0] not in expression.names(transition.when):
         return True
     for params in scope.settings():
-        maxima = {
-            name: min(max(0, evaluate(column.max, params)), _WALKED_BOUND)
-            for name, column in scope.spec.columns.items()
-            if set(expression.names(column.max)) <= set(params)
-        }
-        bounds = column_bounds(maxima, len(scope.spec.states))
+        bounds = scope.bounds(params)
         guard, high = substitute(transition.when, params), substitute(most, params)
         if not {*expression.names(guard), *expression.names(high)} <= {*bounds, op.out[0]}:
             return True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 from fsm_spec.language import expression, operators
 from fsm_spec.language.expression import Expr, to_text
-from fsm_spec.language.findings import Path
+from fsm_spec.language.findings import Path, quoted
 from fsm_spec.language.piece import Piece
 from fsm_spec.language.scope import Place, Scope, Violation, listed, segment_of, segment_path, sources
 from fsm_spec.language.spec import (
@@ -145,17 +146,14 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
         return
     if isinstance(op, Prune):
         yield from scope.numbers(op.size, (*path, "size"), scope.place(columns=False))
-        yield from scope.piece(
-            Piece(op.tree), (*path, "tree"), scope.results[forward], forward, place, "tree"
-        )
+        yield from _earlier(scope, forward, op, "tree", path, "tree")
         return
     yield from _read_rows(scope, forward, op, (*path, "rows"))
     yield from _numbers(scope, op, path)
     if isinstance(op, Accept):
         yield from _accept(scope, forward, op, path, place)
     elif isinstance(op, Capture) and op.path is not None:
-        known = scope.results[forward]
-        yield from scope.piece(Piece(op.path), (*path, "path"), known, forward, place, "index")
+        yield from _earlier(scope, forward, op, "path", path, "index")
     elif isinstance(op, Unmask):
         yield from scope.piece(Piece(op.block), (*path, "block"), scope.carries, "", place, "token")
         yield from _as_many(scope, forward, op, op.block, path)
@@ -167,6 +165,24 @@ def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator
         yield from _grow(scope, forward, op, path)
 
 
+def _earlier(
+    scope: Scope, forward: str, op: Operation, key: str, path: Path, kind: operators.Kind
+) -> Iterator[Violation]:
+    """Hold what an operator reads of the forward's results to those of the operators before it."""
+    name = str(getattr(op, f"{key}_" if key == "from" else key))
+    ops = scope.spec.forwards[forward].ops
+    later = {result for other in ops[ops.index(op) :] for result in listed(other.out)}
+    if name in later and scope.results[forward][name].kind == kind:
+        yield (
+            (*path, key),
+            f"{quoted(name)} is given by an operator further down; put that one before {op.op}",
+        )
+        scope.used.add(("results", forward, name))
+    else:
+        known = scope.results[forward]
+        yield from scope.piece(Piece(name), (*path, key), known, forward, scope.place(), kind)
+
+
 def _grow(scope: Scope, forward: str, op: Grow, path: Path) -> Iterator[Violation]:
     """Hold a grown tree to its root, which is final, or to the levels that it has."""
     place = scope.place()
@@ -176,21 +192,31 @@ def _grow(scope: Scope, forward: str, op: Grow, path: Path) -> Iterator[Violatio
         if op.root is None:
             yield path, 'the rule best starts from the token of a root; add the key "root"'
         else:
-            known = scope.results[forward]
-            yield from scope.piece(Piece(op.root), (*path, "root"), known, forward, place, "token")
+            yield from _earlier(scope, forward, op, "root", path, "token")
     elif (op.root is None) == (op.tree is None):
         yield path, "the rule level starts from a root or goes on with a tree; name one of root and tree"
     elif op.root is not None:
         yield from scope.piece(Piece(op.root), (*path, "root"), scope.carries, "", place, "token")
+        yield from _newest(scope, forward, op, expression.Const(1), "the root", path)
     elif op.tree is not None:
         yield from scope.piece(Piece(op.tree), (*path, "tree"), scope.carries, "", place, "tree")
+        yield from _newest(scope, forward, op, op.top, "the newest level", path)
+
+
+def _newest(scope: Scope, forward: str, op: Grow, nodes: Expr, what: str, path: Path) -> Iterator[Violation]:
+    """Hold the rows of a level to the nodes that they stand for."""
+    rows = scope.row_count(forward, op.rows)
+    off = None if rows is None else scope.off_by(rows, nodes)
+    if rows is not None and off is not None:
+        message = f"{to_text(rows)} rows stand for {to_text(nodes)} nodes of {what}{off[1]}"
+        yield (*path, "rows"), f"{message}; as many are needed"
 
 
 def _budget(scope: Scope, forward: str, op: Budget, path: Path) -> Iterator[Violation]:
     """Hold a budget to chances of this forward, and to a carry of earlier ones where it looks past a dip."""
     place = scope.place()
     yield from scope.numbers(op.size, (*path, "size"), scope.place(columns=False))
-    yield from scope.piece(Piece(op.from_), (*path, "from"), scope.results[forward], forward, place, "real")
+    yield from _earlier(scope, forward, op, "from", path, "real")
     if op.rule == "earlier" and op.earlier is None:
         yield path, 'the rule earlier reads chances of an earlier round; add the key "earlier"'
     elif op.rule != "earlier" and op.earlier is not None:
@@ -204,6 +230,10 @@ def _read_rows(
 ) -> Iterator[Violation]:
     """Hold an operator to segments that exist and give logits, which hidden states do without."""
     plan = scope.spec.forwards[forward]
+    order = [segment.name for segment in plan.segments]
+    places = [order.index(name) for name in listed(op.rows) if name in order]
+    if any(after <= before for before, after in pairwise(places)):
+        yield path, f"{op.op} names its rows out of order; name each once, as they stand in the block"
     for position, name in enumerate(listed(op.rows)):
         inside = (*path, position) if isinstance(op.rows, list) else path
         segment = segment_of(plan, name)

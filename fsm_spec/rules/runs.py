@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fsm_spec.language.expression import Const
 from fsm_spec.language.findings import Path
 from fsm_spec.language.piece import pieces
-from fsm_spec.language.scope import PENDING, Scope, Violation, forward_of, segment_path, sources, sources_of
+from fsm_spec.language.scope import PENDING, Scope, Violation, forward_of, sources_of
 from fsm_spec.language.spec import Accept, Transition, Walk
 from fsm_spec.rules.fates import judge, judged
 
@@ -39,36 +39,11 @@ def in_order(transition: Transition, accept: Accept | Walk, named: str, path: Pa
         )
 
 
-def in_place(scope: Scope) -> Iterator[Violation]:
-    """Hold tokens to their positions, and drafts to one verdict, where the spec claims something about its text."""
-    if scope.claims and isinstance(scope.spec.contract, str):
-        yield from _kept(scope)
-        yield from _copied(scope)
-
-
-def _kept(scope: Scope) -> Iterator[Violation]:
-    """Hold lasting rows of the target to the text: the pending token, or tokens that this very round emits.
-
-    Any other token, vouched for as it may be, belongs to another position.
-    """
-    for transition in scope.spec.transitions:
-        emitted = {piece.name for piece in transition.emit}
-        for name in dict.fromkeys(forward_of(scope.spec, state) for state in sources_of(transition)):
-            forward = scope.spec.forwards.get(name or "")
-            if name is None or forward is None or forward.model is not None:
-                continue
-            for index, segment in enumerate(forward.segments):
-                other = [piece for piece in sources(segment) if piece.name not in {PENDING, *emitted}]
-                if segment.kv == "keep" and segment.query and other:
-                    message = (
-                        f"{segment.name} keeps the KV of {other[0]}, neither {PENDING} nor emitted behind it"
-                    )
-                    yield (*segment_path(name, forward, index), "source"), f"{message}; read {PENDING}"
-
-
-def _copied(scope: Scope) -> Iterator[Violation]:
+def judged_once(scope: Scope) -> Iterator[Violation]:
     """Keep drafts in one carry: a copy could be judged once more, after the first verdict has said something of it."""
     spec = scope.spec
+    if not scope.claims or not isinstance(spec.contract, str):
+        return
     drafts = {
         judged(op).name
         for name in spec.forwards

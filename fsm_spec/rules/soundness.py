@@ -66,7 +66,8 @@ class _Judge:
         return assignments(expressions, self.columns, event.args, self.most)
 
     def _guards(self, rows: list[Row], event: EventPlan, state: str) -> Iterator[Fault]:
-        for values in self._walked([row.guard for row in rows], event):
+        # A state without transitions has a finding of its own.
+        for values in self._walked([row.guard for row in rows], event) if rows else ():
             true = [row for row in rows if evaluate(row.guard, values)]
             if len(true) == 1:
                 continue

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from fsm_spec.language import expression
-from fsm_spec.language.domain import assignments, column_bounds
+from fsm_spec.language.domain import assignments
 from fsm_spec.language.expression import Const, Expr, Name, evaluate, substitute, to_text
 from fsm_spec.language.findings import Path, quoted
 from fsm_spec.language.linear import difference, simplify
@@ -33,8 +33,6 @@ from fsm_spec.table import ArgPlan
 
 # Rules of accept that change the output law.
 LOSSY: Final = ("topk", "threshold", "always")
-# Columns are walked by their edges; a larger bound only makes the walk coarser.
-_WALKED_BOUND: Final = 2**20
 
 
 def rules(scope: Scope) -> Iterator[Violation]:
@@ -57,7 +55,7 @@ def rules(scope: Scope) -> Iterator[Violation]:
             if isinstance(op, Grow) and op.root is not None and op.root not in final | final_results(forward):
                 message = f"the tree's root {op.root} is no token that the target vouches for"
                 yield ("forwards", name, "ops", index, "root"), f"{message}; sample it from a clean row"
-    yield from runs.in_place(scope)
+    yield from runs.judged_once(scope)
     fresh = runs.fresh(scope) if scope.claims else {}
     for index, transition in enumerate(scope.spec.transitions):
         path: Path = ("transitions", index)
@@ -383,12 +381,7 @@ def _excess(
     guard, highest, count = walk
     if highest is None or difference(value, most) == Const(0):
         return None  # the usual case: exactly what is verified
-    maxima = {
-        name: min(max(0, evaluate(column.max, params)), _WALKED_BOUND)
-        for name, column in scope.spec.columns.items()
-        if set(expression.names(column.max)) <= set(params)
-    }
-    bounds = column_bounds(maxima, len(scope.spec.states))
+    bounds = scope.bounds(params)
     value, most, guard, highest = (substitute(part, params) for part in (value, most, guard, highest))
     read = {name for part in (value, most, guard, highest) for name in expression.names(part)}
     if not read <= {*bounds, count}:

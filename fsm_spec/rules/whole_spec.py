@@ -27,39 +27,72 @@ from fsm_spec.language.scope import (
     shown,
 )
 from fsm_spec.language.spec import Forward, Spec, State
-from fsm_spec.rules import draft_rows, effects, fates, filled, flow, masks, resizing, rows, verified
+from fsm_spec.rules import (
+    draft_rows,
+    effects,
+    fates,
+    filled,
+    flow,
+    mask_counts,
+    masks,
+    resizing,
+    rows,
+    verified,
+)
 
 
 def violations(
-    spec: Spec, doubt: Iterable[str] = (), hurt: Callable[[Path], bool] = lambda _: False
+    spec: Spec,
+    doubt: Iterable[str] = (),
+    hurt: Callable[[Path], bool] = lambda _: False,
+    guards: Callable[[], Iterable[Violation]] = tuple,
 ) -> list[Violation]:
     """List what is wrong with a spec as a whole.
 
-    Words in `doubt` may stand for parts that could not be read; `hurt` tells whether a part has lost something.
+    Words in `doubt` may stand for parts that could not be read; `hurt` tells whether a part has lost something;
+    `guards` are asked where all parts are in order, before anything is followed along them.
     """
     scope = Scope(spec, set(doubt), hurt)
-    return list(dict.fromkeys(islice(_all(scope), MAX_FINDINGS + 1)))
+    return list(dict.fromkeys(islice(_all(scope, guards), MAX_FINDINGS + 1)))
 
 
-def _all(scope: Scope) -> Iterator[Violation]:
-    yield from _chained(scope, _names, _params, _columns, _carries, _check)
-    sound = True
+def _all(scope: Scope, guards: Callable[[], Iterable[Violation]]) -> Iterator[Violation]:
+    sized = sound = True
+    for violation in _chained(scope, _names, _params, _columns, _carries):
+        sized = False
+        yield violation
+    yield from _check(scope)
     for violation in _chained(
         scope, rows.rules, draft_rows.rules, _states, _events, effects.rules, fates.rules
     ):
         sound = False
         yield violation
-    # Whether a token is final depends on every part on its way, so these rules wait until the parts are in order.
-    for violation in (
-        _chained(scope, verified.rules, masks.rules, flow.written) if sound and not scope.doubt else ()
-    ):
+    # Whether a token is final depends on every part on its way, so these rules wait until the parts are in order; of
+    # a guard that overlaps another, or leaves a gap, they would tell the consequences only.
+    for violation in guards() if sound and sized and not scope.doubt else ():
         sound = False
         yield violation
-    # A carry that is never set is no question of its size.
     if sound and not scope.doubt:
-        yield from filled.rules(scope)
-        yield from resizing.rules(scope)
+        for violation in followed(scope, sized=sized):
+            sound = False
+            yield violation
+        if sound:
+            yield from resizing.rules(scope)
     yield from flow.rules(scope)
+
+
+def followed(scope: Scope, *, sized: bool = True) -> Iterator[Violation]:
+    """Judge what is followed over the whole spec under given parameters: tokens, masks, and how much of a carry is set.
+
+    Asked where all parts are in order; how much is set, where carries have a size.
+    """
+    sound = sized
+    for violation in _chained(scope, verified.rules, masks.rules, flow.written):
+        sound = False
+        yield violation
+    # A carry that is never set, or that may hold masks where it must not, is no question of its size.
+    if sound:
+        yield from _chained(scope, mask_counts.rules, filled.rules)
 
 
 def _chained(scope: Scope, *rules: Callable[[Scope], Iterator[Violation]]) -> Iterator[Violation]:
