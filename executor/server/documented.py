@@ -16,7 +16,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         400: "a parameter is refused, by name",
         401: "the API key is missing or wrong",
         404: "not served here",
-        408: "the body did not come",
+        408: "the body did not come, or the request took longer than its own time limit",
         413: "the body is too large",
         415: "the body is compressed",
         429: "too much waits already; see Retry-After",

@@ -267,7 +267,8 @@ def _jobs(
     if run.options.controls.min_tokens > min(limits):
         raise Refusal(f"min_tokens is above the limit of {min(limits)}", "min_tokens", "invalid_value")
     now = time.perf_counter()
-    given = [each for each in (served.settings.timeout, request.timeout) if each is not None]
+    limits_s = {504: served.settings.timeout, 408: request.timeout}
+    shortest = min(((each, late) for late, each in limits_s.items() if each is not None), default=None)
     jobs: list[Job] = []
     for prompt, limit in zip(prompts, limits, strict=True):
         for choice in range(order.n):
@@ -279,7 +280,8 @@ def _jobs(
             job = Job(order.request_id, len(jobs), prompt, limit, options, order.n, run.client, run.priority)
             job.ready = order.ready
             job.arrived = now
-            job.deadline = now + min(given) if given else None
+            if shortest is not None:
+                job.deadline, job.late = now + shortest[0], shortest[1]
             jobs.append(job)
     return jobs
 

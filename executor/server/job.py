@@ -44,6 +44,7 @@ class Delta:
 class Job:
     """Describe one choice: what to run, for whom, until when, and where its text goes; times by `perf_counter`.
 
+    `late` is the status of an answer whose deadline passes: 504, or 408 where the client set it itself.
     `n`: choices of each prompt of its request; `cached`: tokens of its prompt that were there. `priority`: lower goes
     first. `number` is the engine's, once it has the job. Not `counted`: one that only scores its
     prompt. `parent` names the client's own trace (W3C traceparent).
@@ -59,6 +60,7 @@ class Job:
     client: str = ""
     priority: int = 0
     deadline: float | None = None
+    late: int = 504
     counted: bool = True
     parent: str = ""
     arrived: float = 0.0
@@ -71,6 +73,10 @@ class Job:
     cached: int = 0
     ready: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)
     _waiting: Delta | None = None
+
+    def overdue(self) -> Refusal:
+        """Give what is said where the deadline has passed."""
+        return Refusal("the request took longer than its time limit", code="deadline", status=self.late)
 
     def deliver(self, delta: Delta) -> None:
         """Take what the engine gave; called in the event loop."""

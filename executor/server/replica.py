@@ -52,6 +52,7 @@ class Start:
     client: str
     priority: int
     left: float | None
+    late: int
     waited: float
     counted: bool
     parent: str
@@ -73,6 +74,7 @@ class Start:
             job.client,
             job.priority,
             None if job.deadline is None else job.deadline - now,
+            job.late,
             now - job.arrived,
             job.counted,
             job.parent,
@@ -162,7 +164,7 @@ class Replica:
             grammar = self.served.compiler.start(told.grammar)
             options = replace(options, controls=replace(options.controls, grammar=grammar))
         job = Job(told.request_id, told.index, told.prompt, told.limit, options, told.n, told.client)
-        job.priority = told.priority
+        job.priority, job.late = told.priority, told.late
         now = time.perf_counter()
         job.arrived = now - told.waited
         job.deadline = None if told.left is None else now + told.left

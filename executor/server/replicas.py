@@ -161,8 +161,7 @@ class Replicas:
         """End a job whose deadline has passed in the queue; one at a replica ends there."""
         if self.queue.remove(job):
             self._ended_here("deadline")
-            refusal = Refusal("the request took longer than its time limit", code="deadline", status=504)
-            job.deliver(Delta(error=refusal))
+            job.deliver(Delta(error=job.overdue()))
 
     def _feed(self) -> None:
         """Hand jobs to replicas as long as any has room."""

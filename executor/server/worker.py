@@ -157,8 +157,7 @@ class Worker:
             self._checked = now
             late = [job for job in self.jobs.values() if job.deadline is not None and job.deadline <= now]
             for job in (*late, *self.queue.overdue(now)):
-                refusal = Refusal("the request took longer than its time limit", code="deadline", status=504)
-                self._drop(job, "deadline", refusal)
+                self._drop(job, "deadline", job.overdue())
                 acted = True
         if acted:
             self.observer.changed(self)

@@ -36,11 +36,11 @@ def test_the_image_gets_every_package_and_nothing_else(project: Path, deploy: Pa
 
 
 def test_what_the_examples_start_is_a_command(deploy: Path) -> None:
-    """Their options exist: the command gets as far as looking for its model."""
+    """Their options exist: the command gets as far as looking for its policy."""
     image = re.search(r"^CMD (.*)$", (deploy / "Dockerfile").read_text(), re.MULTILINE)
     unit = re.search(r"^ExecStart=\S+ serve (.*)$", (deploy / "fsm-spec.service").read_text(), re.MULTILINE)
     assert image
     assert unit
     for words in (json.loads(image[1]), shlex.split(unit[1])):
-        done = CliRunner().invoke(application(), ["serve", *words, "--model", "nowhere"])
-        assert (done.exit_code, 'there is no model "nowhere"' in done.stderr) == (2, True)
+        done = CliRunner().invoke(application(), ["serve", *words, "--policy", "nobody"])
+        assert (done.exit_code, "no policy is called" in done.stderr) == (2, True), done.stderr

@@ -258,7 +258,7 @@ def test_deadline(serve: Serve) -> None:
         running.settled()
     with serve("ar") as running:
         late = running.post("/v1/completions", prompt="hello", max_tokens=900, n=4, timeout=0.2, **LONG)
-        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline")
+        assert (late.status_code, late.json()["error"]["code"]) == (408, "deadline")
         assert running.complete(prompt="hello", max_tokens=2, timeout=600, **LONG)["choices"]
         running.settled()
 
