@@ -177,7 +177,7 @@ def capture_graphs(session: Session, progress: Progress) -> None:
     """
     from fsm_spec.executor.device.runner import DeviceRunner
 
-    if isinstance(session.runner, DeviceRunner) and session.runner.place.graphs:
+    if isinstance(session.runner, DeviceRunner) and session.runner.machine.place.graphs:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             session.runner.capture(progress)
