@@ -24,7 +24,6 @@ from fsm_spec.executor.device.levels import levels_of
 from fsm_spec.executor.device.mailbox import Mailbox, Newcomer, Taken
 from fsm_spec.executor.device.orders import ChunkOrder, Device, Done, Letter, Order, PhaseOrder
 from fsm_spec.executor.device.pages import DevicePages
-from fsm_spec.executor.device.phase import Machine
 from fsm_spec.executor.device.prefill import Chunks
 from fsm_spec.executor.device.prefill import numbers_of as chunk_numbers
 from fsm_spec.executor.device.results import Form, Results
@@ -34,7 +33,6 @@ from fsm_spec.executor.request import Request
 from fsm_spec.language import expression
 from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import END, WAIT, Table
-from fsm_spec.tiers import Tiers
 
 Numbers = NDArray[np.int64]
 
@@ -74,22 +72,13 @@ class Ticket:
 class DeviceRunner:
     """Run launches on resident requests.
 
-    All runs on the machine's device. With `required`, a phase without a graph is refused. Orders go to `tell` as well,
-    where other processes hold parts of the model.
+    Orders go to `tell` as well, where other processes hold parts of the model.
     """
 
-    def __init__(
-        self,
-        tiers: Tiers,
-        machine: Machine,
-        *,
-        required: bool = False,
-        tell: Callable[[Order | None], None] | None = None,
-    ) -> None:
-        self.tiers = tiers
-        self.machine = machine
-        self.device = Device(tiers, machine, required=required)
-        self.state, self.graphs = machine.state, self.device.graphs
+    def __init__(self, device: Device, *, tell: Callable[[Order | None], None] | None = None) -> None:
+        self.device = device
+        self.machine = device.machine
+        self.state, self.graphs = device.state, device.graphs
         self._tell = tell
         self.requests: dict[int, Request] = {}
         self.forwards = 0
@@ -107,7 +96,7 @@ class DeviceRunner:
         self._scored: dict[str | int, Scored] = {}
         # Lines that were not left neutral by who asked for something.
         self._shaped: set[int] = set()
-        self.use(tiers.largest)
+        self.use(device.tiers.largest)
 
     def use(self, table: Table) -> None:
         """Run the coming launches under this table."""
