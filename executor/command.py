@@ -32,12 +32,6 @@ if TYPE_CHECKING:
     from fsm_spec.table import Table
 
 
-ONE_PROCESS = (
-    "requests that live on a device run in one process; leave out --tensor-parallel, or run with --device cpu and "
-    "without --resident"
-)
-
-
 @dataclass(frozen=True)
 class Run:
     """Hold the options of one `generate`."""
@@ -107,8 +101,6 @@ def execute(run: Run) -> None:
         require_attention(
             run.attention, "cpu" if resident is None else resident.place.device.type, run.page_size
         )
-        if resident is not None and run.tensor_parallel > 1:
-            raise UserError(ONE_PROCESS)
         require_quantization(run.quantization, resident=resident is not None, processes=run.tensor_parallel)
         files, prompts, pool = _prepare(run, table, policy)
         threads = default_threads() if run.threads is None else run.threads
@@ -177,7 +169,7 @@ def capture_graphs(session: Session, progress: Progress) -> None:
     """
     from fsm_spec.executor.device.runner import DeviceRunner
 
-    if isinstance(session.runner, DeviceRunner) and session.runner.place.graphs:
+    if isinstance(session.runner, DeviceRunner) and session.runner.machine.place.graphs:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             session.runner.capture(progress)

@@ -147,10 +147,6 @@ class Session:
         self.runner: Runner | DeviceRunner
         if resident is not None:
             assert isinstance(model, Transformer), "the resident runner moves the weights of a transformer"
-            if model.over_parts is not None:
-                raise UserError(
-                    "requests that live on a device run in one process yet; leave out --tensor-parallel"
-                )
             self.runner = resident.runner(tiers, model, drafters or {}, pool, policy, self.mask_id)
             self.allocator = self.runner.pages
         else:

@@ -2,9 +2,11 @@
 
 Process 0 runs engine, sampling and operators, and tells the others which rows to run; they know no request and no
 spec. In lockstep, every process would have to see each arrival, abort and stop string at the same iteration; rows are
-all that a forward needs. What they are told goes through pipes, whose end says at once that a process is gone, and
-sums over the processes through torch.distributed (gloo for tensors on the CPU, NCCL for those on GPUs).
-Captured hidden states and logits are process 0's: streams are the same everywhere behind each sum.
+all that a forward needs. Where requests live on devices, each process holds them all, and is told the orders that
+process 0 carries out itself (`device/orders.py`): what follows a sum is computed everywhere, and comes out the same.
+What they are told goes through pipes, whose end says at once that a process is gone, and sums over the processes
+through torch.distributed (gloo for tensors on the CPU, NCCL for those on GPUs). Captured hidden states and logits are
+process 0's: streams are the same everywhere behind each sum.
 """
 
 from __future__ import annotations
@@ -19,17 +21,18 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
+from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.adapter import bundled_adapter, load_adapter, refuse_adapter_alone
 from fsm_spec.executor.cache import PagedCache
@@ -40,7 +43,14 @@ from fsm_spec.executor.models.split import Split, SplitWeights
 from fsm_spec.executor.models.store import Progress, silent
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.tokenizer import Tokenizer
+from fsm_spec.policy import Policy, Pool
 from fsm_spec.table import Table
+from fsm_spec.tiers import Tiers, tiers_of
+
+if TYPE_CHECKING:
+    from fsm_spec.executor.device.orders import Device, Order
+    from fsm_spec.executor.device.resident import Resident
+    from fsm_spec.language.spec import Spec
 
 # Seconds that a process gets to end by itself.
 _PATIENCE = 5.0
@@ -121,6 +131,7 @@ class _Follower:
         self.model = model
         self.pipe = pipe
         self.caches: dict[int, PagedCache] = {}
+        self.devices: dict[int, Device] = {}
 
     def run(self) -> None:
         """Follow until told to end; raises EOFError where process 0 is gone."""
@@ -132,9 +143,41 @@ class _Follower:
                     self.caches[number] = PagedCache(self.model.config, pages, page_size, self.model.dtype)
                 elif what == "move":
                     self.caches[number].move(*map(torch.from_numpy, given))
+                elif what == "live":
+                    self.devices[number] = self._device(given[0])
+                elif what == "order":
+                    self.devices[number].run(given[0])
+                elif what == "capture":
+                    self.devices[number].capture()
                 else:
                     rows = _unpacked(given[0])
                     self.model.run(self.model.embed(rows.token_ids), rows, self.caches[number])
+
+    def _device(self, made: Residence) -> Device:
+        """Make the state of requests, and this process's part of their KV."""
+        resident = made.resident
+        if resident.place.device.type == "cuda":
+            from fsm_spec.executor.device.place import find_place  # noqa: PLC0415 -- only where requests live there
+
+            resident = replace(resident, place=find_place(f"cuda:{distributed.get_rank()}"))
+        return resident.device(made.tiers, self.model, {}, made.pool, made.policy, made.mask_id)
+
+
+@dataclass(frozen=True)
+class Residence:
+    """Say where and how requests live, for processes that hold parts of the model."""
+
+    resident: Resident
+    spec: Spec
+    params: Mapping[str, int]
+    pool: Pool
+    policy: Policy
+    mask_id: int
+
+    @property
+    def tiers(self) -> Tiers:
+        """Compile the tables once more: compiled functions do not travel."""
+        return tiers_of(compile_table(self.spec, self.params), self.policy)
 
 
 # Process 0 ------------------------------------------------------------------------------------------------------
@@ -161,8 +204,11 @@ class Leader(Transformer):
 
     @contextmanager
     def _together(self, rows: RowBatch | FixedRows, cache: PagedCache) -> Iterator[None]:
-        assert isinstance(rows, RowBatch), "requests on a device run in one process"
         with self.group.watched():
+            if isinstance(rows, FixedRows):
+                # An order is told as a whole (`Group.live`).
+                yield
+                return
             number = self.group.number_of(cache)
             self.group.tell("run", number, _packed(rows))
             yield
@@ -176,6 +222,7 @@ class Group:
         self._folder = tempfile.TemporaryDirectory(prefix="fsm-spec-")
         self.store = str(Path(self._folder.name) / "store")
         self._caches: dict[int, PagedCache] = {}
+        self._lives = 0
         self._closed = threading.Event()
         context = mp.get_context("spawn")
         self._pipes: list[Connection] = []
@@ -217,6 +264,18 @@ class Group:
             self.tell("open", number, cache.pages, cache.page_size)
             cache.echo = lambda source, target: self._move(number, source, target)
         return number
+
+    def live(self, made: Residence) -> Callable[[Order | None], None]:
+        """Let requests live in all processes; the call given tells them an order, or to capture graphs."""
+        number = self._lives = self._lives + 1
+        with self.watched():
+            self.tell("live", number, made)
+
+        def tell(order: Order | None) -> None:
+            with self.watched():
+                self.tell("capture" if order is None else "order", number, order)
+
+        return tell
 
     def _move(self, number: int, source: torch.Tensor, target: torch.Tensor) -> None:
         with self.watched():

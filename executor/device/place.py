@@ -95,6 +95,10 @@ class CudaPlace:
         self.graphs = True
         self._pool = torch.cuda.graph_pool_handle()
 
+    def __reduce__(self) -> tuple[type[CudaPlace], tuple[torch.device]]:
+        """Travel to another process as the name of a device."""
+        return type(self), (self.device,)
+
     def constant(self, values: NDArray[Any]) -> Tensor:
         """Copy values to the device."""
         return torch.from_numpy(values.copy()).to(self.device)

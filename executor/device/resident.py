@@ -11,6 +11,7 @@ from fsm_spec.engine import Engine
 from fsm_spec.errors import UserError
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.device.control import refuse
+from fsm_spec.executor.device.orders import Device
 from fsm_spec.executor.device.overlap import OverlappedEngine
 from fsm_spec.executor.device.phase import Machine
 from fsm_spec.executor.device.place import Place, find_place, require_bytes
@@ -23,6 +24,7 @@ from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.request import Request
 from fsm_spec.executor.runner import Runner
+from fsm_spec.executor.tensor_parallel import Leader, Residence, refuse_drafters
 from fsm_spec.policy import Policy, Pool, most_headroom
 from fsm_spec.table import Table
 from fsm_spec.tiers import Tiers
@@ -53,6 +55,29 @@ class Resident:
         policy: Policy,
         mask_id: int,
     ) -> DeviceRunner:
+        """Put a runner together, with the other processes of a model in parts; UserError where memory is missing."""
+        tell = None
+        if isinstance(model, Leader):
+            refuse_drafters(tiers.largest)
+            if self.place.graphs and self.place.device.type == "cpu":
+                raise UserError(
+                    "--require-graphs: a tape on a CPU holds no sum over processes; leave it out, or leave out "
+                    "--tensor-parallel"
+                )
+            table = tiers.largest
+            made = Residence(self, table.spec, table.params, pool, policy, mask_id)
+            tell = model.group.live(made)
+        return DeviceRunner(self.device(tiers, model, drafters, pool, policy, mask_id), tell=tell)
+
+    def device(
+        self,
+        tiers: Tiers,
+        model: Transformer,
+        drafters: Mapping[str, Drafter],
+        pool: Pool,
+        policy: Policy,
+        mask_id: int,
+    ) -> Device:
         """Move models to the device and make the state of requests there; UserError where memory is missing."""
         place = self.place
         drafting = {name: DraftModel(each, None) for name, each in drafters.items()}
@@ -84,7 +109,7 @@ class Resident:
             vocabulary=model.config.vocab,
             attention=self.attention,
         )
-        return DeviceRunner(tiers, machine, required=self.require_graphs)
+        return Device(tiers, machine, required=self.require_graphs)
 
     def spare_bytes(self, model: Transformer) -> int | None:
         """Tell how much memory of the device KV may take beside a model; None where that is not known."""

@@ -18,13 +18,13 @@ from torch import Tensor
 from fsm_spec import life_cycle, prefix_cache
 from fsm_spec.engine import Args, Chunk, Launch
 from fsm_spec.errors import FsmSpecError
-from fsm_spec.executor.device.control import NO_WISHES, Wishes, numbers_of, refuse, wishes_of
-from fsm_spec.executor.device.graphs import Graphs, Progress, buckets
+from fsm_spec.executor.device.control import Wishes, numbers_of, refuse, wishes_of
+from fsm_spec.executor.device.graphs import Progress
 from fsm_spec.executor.device.levels import levels_of
-from fsm_spec.executor.device.mailbox import Mailbox, Newcomer, Opening, Taken, row_width
+from fsm_spec.executor.device.mailbox import Mailbox, Newcomer, Taken
+from fsm_spec.executor.device.orders import ChunkOrder, Device, Done, Letter, Order, PhaseOrder
 from fsm_spec.executor.device.pages import DevicePages
-from fsm_spec.executor.device.phase import Machine, Phase
-from fsm_spec.executor.device.prefill import CHUNK_NUMBERS, Chunks, Prefill
+from fsm_spec.executor.device.prefill import Chunks
 from fsm_spec.executor.device.prefill import numbers_of as chunk_numbers
 from fsm_spec.executor.device.results import Form, Results
 from fsm_spec.executor.device.scores import PROMPT, Scored, ScoreForm
@@ -33,7 +33,6 @@ from fsm_spec.executor.request import Request
 from fsm_spec.language import expression
 from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import END, WAIT, Table
-from fsm_spec.tiers import Tiers
 
 Numbers = NDArray[np.int64]
 
@@ -73,63 +72,42 @@ class Ticket:
 class DeviceRunner:
     """Run launches on resident requests.
 
-    All runs on the machine's device. With `required`, a phase without a graph is refused.
+    Orders go to `tell` as well, where other processes hold parts of the model.
     """
 
-    def __init__(
-        self,
-        tiers: Tiers,
-        machine: Machine,
-        *,
-        required: bool = False,
-    ) -> None:
-        self.tiers = tiers
-        self.machine = machine
-        self.place = machine.place
-        self.state = machine.state
+    def __init__(self, device: Device, *, tell: Callable[[Order | None], None] | None = None) -> None:
+        self.device = device
+        self.machine = device.machine
+        self.state, self.graphs = device.state, device.graphs
+        self._tell = tell
         self.requests: dict[int, Request] = {}
         self.forwards = 0
         lines = self.state.sizes.lines
-        self.graphs = Graphs(machine.place, buckets(lines), machine.weights.view, required=required)
         self._mail = Mailbox()
         self.pages = DevicePages(self.state.sizes.pages, self.state.sizes.page_size)
         self.prefixes: PrefixCache | None = None
         # Numbers of pages that were taken, on their way back.
         self._taken: list[tuple[Taken, Tensor]] = []
-        self._opening = Opening(self.state)
         self._lines: dict[int, int] = {}
         self._free = list(range(lines - 1, -1, -1))
-        self._phases: dict[tuple[str, tuple[str, ...], Wishes], Phase] = {}
-        self._prefill_of: dict[str, Prefill] = {}
         self._results: dict[str, Results] = {}
         self._firsts: dict[int, Results] = {}
         # Scored rows by event, those behind prefills by request.
         self._scored: dict[str | int, Scored] = {}
         # Lines that were not left neutral by who asked for something.
         self._shaped: set[int] = set()
-        self.use(tiers.largest)
+        self.use(device.tiers.largest)
 
     def use(self, table: Table) -> None:
         """Run the coming launches under this table."""
         self.table = table
-        if table.digest not in self._prefill_of:
-            self._prefill_of[table.digest] = Prefill(table, self.machine)
-        self.prefill = self._prefill_of[table.digest]
+        self.prefill = self.device.prefills[table.digest]
 
     def capture(self, progress: Progress | None = None) -> None:
         """Capture the graphs of all phases of all tiers; raises UserError where one is required and refused."""
-        with torch.inference_mode():
-            self.graphs.capture_all([self._opening, *self.phases()], progress)
-
-    def phases(self, wishes: Wishes = NO_WISHES) -> list[Phase]:
-        """List the phases of all tiers: each state alone, and those of the target that a launch may meet together."""
-        found: dict[tuple[str, tuple[str, ...]], Phase] = {}
-        for table in self.tiers.distinct:
-            singles = [(state.name,) for state in table.states if state.forward is not None]
-            joined = [each for level in levels_of(table) for each in level]
-            for states in (*singles, *joined):
-                found[table.digest, states] = self._phase(table, states, wishes)
-        return list(found.values())
+        if self._tell is not None:
+            self._tell(None)
+        self.device.capture(progress)
 
     # Requests --------------------------------------------------------------------------------------------------
 
@@ -217,63 +195,62 @@ class DeviceRunner:
 
     def submit(self, batches: Sequence[tuple[tuple[str, ...], Numbers]], chunks: Sequence[Chunk]) -> Ticket:
         """Send mail, and queue phases of (states, requests) and chunks on the device; nothing here waits."""
-        lines = [self._padded(numbers) for _, numbers in batches]
-        prefills = self._prefills(chunks)
-        riding = [self._chunk_numbers(some) for _, some in prefills]
+        phases = tuple(
+            PhaseOrder(states, self._wishes(numbers), self._padded(numbers)) for states, numbers in batches
+        )
+        orders, riding = self._chunk_orders(chunks)
+        done = self._carry_out(phases, orders)
+        outputs: list[tuple[Form | ScoreForm, Numbers, Tensor]] = []
+        for (work, packed), numbers in zip(
+            done.packed, [*(each for _, each in batches), *riding], strict=True
+        ):
+            self.forwards += isinstance(work, Chunks) or (work.height > 0 and work.drafter is None)
+            outputs += [
+                (form, numbers, part[: len(numbers)].flatten())
+                for form, part in zip(work.results, packed, strict=True)
+            ]
+        taken, self._taken = self._taken, []
+        told = [*(pages for _, pages in taken), *(packed for _, _, packed in outputs)]
+        if not told:
+            return Ticket([], None)
         with torch.inference_mode():
-            rest = self._send([*lines, *riding])
-            outputs: list[tuple[Form | ScoreForm, Numbers, Tensor]] = []
-            for (states, numbers), placed in zip(batches, rest, strict=False):
-                phase = self._phase(self.table, states, self._wishes(numbers))
-                self.forwards += phase.height > 0 and phase.drafter is None
-                outputs += self._run(phase, placed, numbers)
-            for (work, some), given in zip(prefills, rest[len(batches) :], strict=True):
-                self.forwards += 1
-                numbers = np.array([chunk.request for chunk in some])
-                found = self._run(work, given.view(-1, CHUNK_NUMBERS), numbers)
-                # Only the last chunk of a text, and a prompt that is scored, has something to say.
-                outputs += found if work.prompt or any(chunk.last for chunk in some) else []
-            taken, self._taken = self._taken, []
-            told = [*(pages for _, pages in taken), *(packed for _, _, packed in outputs)]
-            if not told:
-                return Ticket([], None)
-            wait = self.place.download(torch.cat(told))
+            wait = self.machine.place.download(torch.cat(told))
         parts = [(form, numbers, packed.numel()) for form, numbers, packed in outputs]
         return Ticket(parts, wait, [each for each, _ in taken])
+
+    def _carry_out(self, phases: tuple[PhaseOrder, ...] = (), chunks: tuple[ChunkOrder, ...] = ()) -> Done:
+        """Put what waits in the mailbox and work into an order, and let all processes carry it out."""
+        letter, taken = self._letter()
+        order = Order(self.table.digest, letter, phases, chunks)
+        if self._tell is not None:
+            self._tell(order)
+        with torch.inference_mode():
+            done = self.device.run(order)
+        if done.taken is not None:
+            self._taken.append((taken, done.taken))
+        return done
 
     def _wishes(self, numbers: Numbers) -> Wishes:
         return wishes_of([self.requests[number] for number in numbers.tolist()])
 
-    def _run(
-        self, work: Phase | Chunks, given: Tensor, numbers: Numbers
-    ) -> list[tuple[Form | ScoreForm, Numbers, Tensor]]:
-        """Run work, and give its results of those that are somebody."""
-        packed = self.graphs.run(work, given)
-        return [
-            (form, numbers, part[: len(numbers)].flatten().clone())
-            for form, part in zip(work.results, packed, strict=True)
-        ]
+    def _chunk_orders(self, chunks: Sequence[Chunk]) -> tuple[tuple[ChunkOrder, ...], list[Numbers]]:
+        """Part prefill chunks by the rows in which they run -> orders, and the requests of each.
 
-    def _prefills(self, chunks: Sequence[Chunk]) -> list[tuple[Chunks, list[Chunk]]]:
-        """Part prefill chunks by the rows in which they run; prompts that are scored run alone."""
-        together: dict[int, list[Chunk]] = {}
-        parts: list[tuple[Chunks, list[Chunk]]] = []
+        Prompts that are scored run alone.
+        """
+        together: dict[tuple[int, int | None], list[Chunk]] = {}
         for chunk in chunks:
-            rows, scores = self.prefill.rows_of(chunk), self.requests[chunk.request].scores
-            if scores is not None and scores.wants_prompt:
-                wishes = wishes_of([self.requests[chunk.request]])
-                parts.append((self.prefill.chunks(rows, wishes, prompt=True), [chunk]))
-            else:
-                together.setdefault(rows, []).append(chunk)
-        for rows, some in together.items():
-            wishes = wishes_of([self.requests[chunk.request] for chunk in some])
-            parts.append((self.prefill.chunks(rows, wishes), some))
-        return parts
-
-    def _chunk_numbers(self, chunks: Sequence[Chunk]) -> Numbers:
-        size = self.graphs.bucket(len(chunks))
-        lines = ((self._lines[chunk.request], chunk) for chunk in chunks)
-        return chunk_numbers(lines, size, self.state.padding).reshape(-1)
+            scores = self.requests[chunk.request].scores
+            alone = chunk.request if scores is not None and scores.wants_prompt else None
+            together.setdefault((self.prefill.rows_of(chunk), alone), []).append(chunk)
+        orders, riding = [], []
+        for (rows, alone), some in together.items():
+            numbers = np.array([chunk.request for chunk in some], np.int64)
+            lines = ((self._lines[chunk.request], chunk) for chunk in some)
+            given = chunk_numbers(lines, self.graphs.bucket(len(some)), self.state.padding)
+            orders.append(ChunkOrder(rows, self._wishes(numbers), alone is not None, given))
+            riding.append(numbers)
+        return tuple(orders), riding
 
     def receive(self, ticket: Ticket) -> Iterator[Results]:
         """Wait for a launch, and give the results of its events in order, without requests that were dead.
@@ -315,54 +292,31 @@ class DeviceRunner:
     def _plan_model(self, state: str) -> str | None:
         return self.table.forwards[self.table.state(state).forward or ""].model
 
-    def _phase(self, table: Table, states: tuple[str, ...], wishes: Wishes) -> Phase:
-        key = (table.digest, states, wishes)
-        if key not in self._phases:
-            self._phases[key] = Phase(table, states, self.machine, wishes)
-        return self._phases[key]
-
     def _padded(self, numbers: Numbers) -> Numbers:
         """Give the lines of requests, filled up to a batch size with the line that is nobody's."""
         lines = np.full(self.graphs.bucket(len(numbers)), self.state.padding, np.int64)
         lines[: len(numbers)] = [self._lines[number] for number in numbers.tolist()]
         return lines
 
-    def _send(self, more: Sequence[Numbers]) -> list[Tensor]:
-        """Send mail, newcomers' texts and `more` in one copy; mail is followed, the rest given as tensors."""
+    def _letter(self) -> tuple[Letter, Taken]:
+        """Empty the mailbox into a letter; say who takes pages by it."""
         rows = self.graphs.bucket(len(self._mail.entries)) if self._mail.entries else 0
         mail, taken = self._mail.pack(self.state, rows)
         newcomers = self._mail.newcomers
-        admitted = np.array(list(newcomers), np.int64)
-        hits = np.array([each.hit for each in newcomers.values()], np.int64)
+        heads = (
+            mail.reshape(-1),
+            np.array(self.pages.returned, np.int64),
+            *self._written(),
+            np.array(list(newcomers), np.int64),
+            np.array([each.hit for each in newcomers.values()], np.int64),
+        )
         texts = [each.request.text for each in newcomers.values()]
-        controls = [each.controls for each in newcomers.values()]
-        parts = [mail.reshape(-1), np.array(self.pages.returned, np.int64), *self._written(), admitted, hits]
-        sent = self.place.upload(np.concatenate([*parts, *texts, *controls, *more]))
-        pieces = list(sent.split([len(part) for part in (*parts, *texts, *controls, *more)]))
-        self._open(pieces[: len(parts)], rows, taken)
-        own = pieces[len(parts) :]
-        for line, text, asked in zip(newcomers, own, own[len(newcomers) :], strict=False):
-            self.state.text[line, : len(text)].copy_(text)
-            if len(asked):
-                self.state.put_controls(line, asked)
-        if len(admitted) and self.prefill.admits_here:
-            self.prefill.begin(*pieces[len(parts) - 2 : len(parts)])
-        return own[2 * len(newcomers) :]
-
-    def _open(self, parts: Sequence[Tensor], rows: int, taken: Taken) -> None:
-        """Open mail on the device: pages that come back, then what becomes of lines, then pages with other holders."""
-        mail, returned, places, pages, *_ = parts
-        if len(returned):
-            self.state.give_back(returned)
-        if rows:
-            self.graphs.run(self._opening, mail.view(rows, row_width(self.state)))
-        if taken.counts and self.prefixes is not None:
-            self._taken.append((taken, self.state.taken(sum(taken.counts))))
-        if len(places):
-            self.state.block_table.view(-1).index_copy_(0, places, pages.int())
+        asked = [each.controls for each in newcomers.values()]
         self._mail.entries.clear()
         self.pages.returned.clear()
         self.pages.written.clear()
+        count = sum(taken.counts) if self.prefixes is not None else 0
+        return Letter(rows, tuple(newcomers), count, (*heads, *texts, *asked)), taken
 
     def _written(self) -> tuple[Numbers, Numbers]:
         """Give the places of block tables that change, and their pages; those of who has left do not matter."""
@@ -469,14 +423,12 @@ class DeviceRunner:
     @property
     def free_pages(self) -> int:
         """Count the free pages on the device, mail on its way followed; waits for the device."""
-        with torch.inference_mode():
-            self._send([])
+        self._carry_out()
         return int(self.state.free_count)
 
     def held_pages(self, request: int) -> int:
         """Count the pages that a request holds on the device; waits for the device."""
-        with torch.inference_mode():
-            self._send([])
+        self._carry_out()
         line = self._lines.get(request)
         return 0 if line is None else int(self.state.held[line])
 

@@ -12,7 +12,7 @@ from fsm_spec.checker.check import PROVED, REFUTED, check
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.attention_option import require_attention
-from fsm_spec.executor.command import ONE_PROCESS, capture_graphs, progress_bar
+from fsm_spec.executor.command import capture_graphs, progress_bar
 from fsm_spec.executor.quantization_option import Quantization, require_quantization
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
@@ -185,8 +185,6 @@ def open_engine(
         from fsm_spec.executor.tensor_parallel import refuse_drafters
 
         refuse_drafters(table)
-        if resident is not None:
-            raise UserError(ONE_PROCESS)
     model = model or _load(run, table)
     params = trained_settings(loaded.spec, run.params, policy, model.config.block_size)
     if params != run.params:

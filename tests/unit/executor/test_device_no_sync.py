@@ -83,11 +83,11 @@ def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch)
         lines = torch.empty(LINES, dtype=torch.int64, device="cuda")
         opening = Opening(runner.state)
         opening(opening.blank(LINES))
-        for phase in runner.phases():
+        for phase in runner.device.phases():
             packed = phase(lines)
             assert [LINES] * len(packed) == [len(each) for each in packed]
         asked = Wishes(adjusts=True, scores=reads_in_order(table))
-        for phase in runner.phases(asked):
+        for phase in runner.device.phases(asked):
             assert {LINES} == {len(each) for each in phase(lines)}
         for work in (runner.prefill.chunks(4), runner.prefill.chunks(6, asked, prompt=asked.scores)):
             assert {LINES} == {len(each) for each in work(work.blank(LINES))}

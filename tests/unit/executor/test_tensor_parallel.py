@@ -20,6 +20,8 @@ from fsm_spec.errors import UserError
 from fsm_spec.executor import tensor_parallel
 from fsm_spec.executor.adapter import random_adapter
 from fsm_spec.executor.cache import PagedCache
+from fsm_spec.executor.device.place import CpuPlace
+from fsm_spec.executor.device.resident import Resident
 from fsm_spec.executor.generate import Options, Session
 from fsm_spec.executor.models.config import Experts, ModelConfig
 from fsm_spec.executor.models.load import load_model
@@ -169,9 +171,9 @@ def write(made: Path, config: ModelConfig) -> None:
     save_file(weights, made / "model.safetensors")
 
 
-def outputs(model: Transformer, name: str) -> list[list[int]]:
+def outputs(model: Transformer, name: str, resident: Resident | None = None) -> list[list[int]]:
     """Run three requests under a spec, with kept rows that move and pages that are found again."""
-    session = Session(compiled(name), model, pool=Pool(64, 8), prefix_cache=True)
+    session = Session(compiled(name), model, pool=Pool(64, 8), prefix_cache=True, resident=resident)
     numbers = [
         session.add([1, 2, 3, 4, 5, 6, 7, 8, 9, last], Options(TOKENS, stop_ids=())) for last in (1, 2)
     ]
@@ -190,12 +192,15 @@ def test_two_processes_give_the_tokens_of_one(folder: Path) -> None:
     try:
         for name in ("ar", "uno_tree"):
             assert outputs(whole, name) == outputs(model, name)
+            assert outputs(whole, name) == outputs(model, name, Resident(CpuPlace()))
+        with pytest.raises(UserError, match="a tape on a CPU holds no sum over processes"):
+            outputs(model, "ar", Resident(CpuPlace(graphs=True)))
         model.group.processes[0].kill()
         model.group.processes[0].join()
         with pytest.raises(
             UserError, match=r"process 1 of the 2 that run the model has ended \(exit code -9\)"
         ):
-            outputs(model, "ar")
+            outputs(model, "ar", Resident(CpuPlace()))
     finally:
         model.group.close()
     assert not any(process.is_alive() for process in model.group.processes)

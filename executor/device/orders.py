@@ -1,0 +1,153 @@
+"""What a device is told to do, and who does it: one order a launch, of plain numbers and names.
+
+Nothing in an order belongs to this process: others that hold parts of the same model carry out the same orders on
+states of their own, and come to the same (`executor/tensor_parallel.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fsm_spec.executor.device.control import NO_WISHES, Wishes
+from fsm_spec.executor.device.graphs import Graphs, Progress, buckets
+from fsm_spec.executor.device.levels import levels_of
+from fsm_spec.executor.device.mailbox import Opening, row_width
+from fsm_spec.executor.device.phase import Machine, Phase
+from fsm_spec.executor.device.prefill import CHUNK_NUMBERS, Chunks, Prefill
+from fsm_spec.table import Table
+from fsm_spec.tiers import Tiers
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Letter:
+    """Hold mail, one array a part; texts and what is asked of logits stand in the order of `lines`."""
+
+    rows: int
+    """rows of the mailbox"""
+    lines: tuple[int, ...]
+    """where requests begin"""
+    taken: int
+    """pages whose numbers are to be told"""
+    parts: tuple[Numbers, ...]
+    """rows, pages that come back, places of tables, their pages, lines, hits, then texts and wishes"""
+
+
+@dataclass(frozen=True)
+class PhaseOrder:
+    """Name a phase, and the lines of its batch."""
+
+    states: tuple[str, ...]
+    wishes: Wishes
+    lines: Numbers
+
+
+@dataclass(frozen=True)
+class ChunkOrder:
+    """Name prefill chunks that run together, by the numbers of `prefill.py:numbers_of`."""
+
+    rows: int
+    wishes: Wishes
+    prompt: bool
+    numbers: Numbers
+
+
+@dataclass(frozen=True)
+class Order:
+    """Say what a device does for a launch under the table of that digest: open a letter, then run phases and chunks."""
+
+    digest: str
+    letter: Letter
+    phases: tuple[PhaseOrder, ...]
+    chunks: tuple[ChunkOrder, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    """Hold the numbers of pages that were taken, and the packed results of each phase and then of each chunk order."""
+
+    taken: Tensor | None
+    packed: list[tuple[Phase | Chunks, list[Tensor]]]
+
+
+class Device:
+    """Carry out orders on one machine; with `required`, work without a graph is refused."""
+
+    def __init__(self, tiers: Tiers, machine: Machine, *, required: bool = False) -> None:
+        self.tiers = tiers
+        self.machine = machine
+        self.state = machine.state
+        self.tables = {table.digest: table for table in tiers.distinct}
+        self.prefills = {digest: Prefill(table, machine) for digest, table in self.tables.items()}
+        sizes = buckets(self.state.sizes.lines)
+        self.graphs = Graphs(machine.place, sizes, machine.weights.view, required=required)
+        self.opening = Opening(self.state)
+        self._phases: dict[tuple[str, tuple[str, ...], Wishes], Phase] = {}
+
+    def capture(self, progress: Progress | None = None) -> None:
+        """Capture the graphs of all phases of all tiers; raises UserError where one is required and refused."""
+        with torch.inference_mode():
+            self.graphs.capture_all([self.opening, *self.phases()], progress)
+
+    def phases(self, wishes: Wishes = NO_WISHES) -> list[Phase]:
+        """List the phases of all tiers: each state alone, and those of the target that a launch may meet together."""
+        found: dict[tuple[str, tuple[str, ...]], Phase] = {}
+        for table in self.tables.values():
+            singles = [(state.name,) for state in table.states if state.forward is not None]
+            joined = [each for level in levels_of(table) for each in level]
+            for states in (*singles, *joined):
+                found[table.digest, states] = self.phase(table, states, wishes)
+        return list(found.values())
+
+    def phase(self, table: Table, states: tuple[str, ...], wishes: Wishes) -> Phase:
+        """Give a phase, made once."""
+        key = (table.digest, states, wishes)
+        if key not in self._phases:
+            self._phases[key] = Phase(table, states, self.machine, wishes)
+        return self._phases[key]
+
+    def run(self, order: Order) -> Done:
+        """Carry out an order; nothing here waits."""
+        letter, table, prefill = order.letter, self.tables[order.digest], self.prefills[order.digest]
+        arrays = [*letter.parts, *(each.lines for each in order.phases)]
+        arrays += [each.numbers.reshape(-1) for each in order.chunks]
+        sent = self.machine.place.upload(np.concatenate(arrays))
+        pieces = list(sent.split([len(array) for array in arrays]))
+        taken = self._open(letter, pieces, prefill)
+        given = iter(pieces[len(letter.parts) :])
+        works: list[tuple[Phase | Chunks, Tensor]] = [
+            (self.phase(table, each.states, each.wishes), next(given)) for each in order.phases
+        ]
+        for chunks in order.chunks:
+            work = prefill.chunks(chunks.rows, chunks.wishes, prompt=chunks.prompt)
+            works.append((work, next(given).view(-1, CHUNK_NUMBERS)))
+        return Done(taken, [self._ran(*work) for work in works])
+
+    def _ran(self, work: Phase | Chunks, given: Tensor) -> tuple[Phase | Chunks, list[Tensor]]:
+        """Run work; its results are copied, since a graph of the same order may run once more."""
+        return work, [part.clone() for part in self.graphs.run(work, given)]
+
+    def _open(self, letter: Letter, pieces: list[Tensor], prefill: Prefill) -> Tensor | None:
+        """Open a letter: pages that come back, then what becomes of lines, then pages with other holders, newcomers."""
+        mail, returned, places, pages, lines, hits, *own = pieces
+        state = self.state
+        if len(returned):
+            state.give_back(returned)
+        if letter.rows:
+            self.graphs.run(self.opening, mail.view(letter.rows, row_width(state)))
+        taken = state.taken(letter.taken) if letter.taken else None
+        if len(places):
+            state.block_table.view(-1).index_copy_(0, places, pages.int())
+        for line, text, asked in zip(letter.lines, own, own[len(letter.lines) :], strict=False):
+            state.text[line, : len(text)].copy_(text)
+            if len(asked):
+                state.put_controls(line, asked)
+        if letter.lines and prefill.admits_here:
+            prefill.begin(lines, hits)
+        return taken
