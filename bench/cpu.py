@@ -1,11 +1,13 @@
 """Time decoding of SmolLM2-135M in bfloat16 on a CPU beside Hugging Face transformers' generate, in turn.
 
 Plain decoding at batch 1, 8 and 32 (all tokens are made, no stop), prompt lookup on prompts whose answers repeat
-them, and the cost of one forward by its rows. Runs of both alternate within a repeat, and a ratio is the median of
-those of each repeat, so that a machine that is slow for a while is slow for both. Goals: 1.1 times transformers at
-batch 1, 1.05 times at batch 8, 1.3 times its prompt lookup; 8 rows cost little more than 1.
-transformers is taken from this environment, or from that of the Python which `--hf-python` names; without it only
-our own numbers are printed.
+them, and the cost of one forward by its rows; each also with weights of 8-bit integers, named apart. All runs alternate
+within a repeat, and a ratio is the median of those of each repeat, so that a machine that is slow for a while is slow
+for all. Goals: 1.1 times transformers at batch 1, 1.05 times at batch 8, 1.3 times its prompt lookup, 1.5 times with
+8-bit weights, and ahead of llama.cpp's Q4_1 at batch 32; 8 rows cost little more than 1.
+transformers is taken from this environment, or from that of the Python which `--hf-python` names; llama.cpp where
+`--llama-python` names a Python with llama-cpp-python and `--gguf` a file of the model. Without a peer its numbers are
+left out.
 Run: `scripts/bench cpu`; `python bench/cpu.py --quick` takes under a minute. Writes bench/results/cpu.json.
 """
 
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +39,9 @@ from fsm_spec.policy import Pool
 from fsm_spec.table import Table
 
 MODEL, DTYPE = "smollm2-135m", "bfloat16"
-CHILD = Path(__file__).with_name("cpu_child.py")
+FOLDER = Path(__file__).parent
+# Where an answer of ours with 8-bit weights, or of a peer, stands in a case.
+INT8, HF, LLAMA = "int8", "transformers", "llama_cpp"
 # Tokens made for each request, by batch: about the same seconds for each.
 BATCHES = {1: 96, 8: 64, 32: 48}
 PROMPT, CONTEXT, ROWS = 32, 256, (1, 2, 4, 8, 16, 32)
@@ -44,16 +49,17 @@ Answer = dict[str, Any]
 
 
 class Peer:
-    """Ask a process that runs transformers; `None` in place of an answer once it has failed."""
+    """Ask a process that runs another engine; `None` in place of an answer where there is none, or it has failed."""
 
-    def __init__(self, python: str | None, settings: dict[str, Any]) -> None:
+    def __init__(self, name: str, python: str | None, child: str, settings: dict[str, Any]) -> None:
+        self.name = name
         self.process: subprocess.Popen[str] | None = None
         self.about: Answer | None = None
         if python is None:
-            print("transformers is not importable here; name a Python that has it with --hf-python")
+            print(f"no Python with {name} was named; its numbers are left out")
             return
         self.process = subprocess.Popen(
-            [python, str(CHILD)],
+            [python, str(FOLDER / child)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -72,10 +78,14 @@ class Peer:
             self.process.stdin.flush()
             answer: Answer = json.loads(self.process.stdout.readline())
         except (OSError, ValueError):
-            print("transformers failed; its numbers are left out from here on", file=sys.stderr)
+            print(f"{self.name} failed; its numbers are left out from here on", file=sys.stderr)
             self.close()
             return None
         return answer
+
+    def run(self, task: dict[str, Any], tokens: int) -> Answer | None:
+        """Run a task for a number of tokens."""
+        return self.ask({**task, "tokens": tokens})
 
     def close(self) -> None:
         """End the process."""
@@ -89,28 +99,42 @@ def main() -> None:
     """Measure everything and write the result."""
     given = _arguments()
     torch.set_num_threads(given.threads)
-    model = load_model(MODEL, torch.bfloat16)
-    settings = {"folder": str(model.folder), "dtype": DTYPE, "threads": given.threads}
+    models = {
+        "": load_model(MODEL, torch.bfloat16),
+        INT8: load_model(MODEL, torch.bfloat16, int8=True),
+    }
     plain, lookup = (compile_table(load(name).spec) for name in ("ar", "ngram"))
     if given.drafts:
         lookup = compile_table(load("ngram").spec, {"k": given.drafts})
-    peer = Peer(
-        given.hf_python or (sys.executable if importlib.util.find_spec("transformers") else None), settings
-    )
+    peers = _peers(given, models[""])
     try:
-        batches = [_batch(model, plain, peer, batch, tokens, given) for batch, tokens in BATCHES.items()]
-        lookups = [_lookup(model, lookup, peer, title, given) for title in REPEATING]
+        batches = [_batch(models, plain, peers, batch, tokens, given) for batch, tokens in BATCHES.items()]
+        lookups = [_lookup(models, lookup, peers[0], title, given) for title in REPEATING]
     finally:
-        about = peer.about
-        peer.close()
-    rows = _rows(model, 5 if given.quick else 15)
-    print("one forward by rows: " + ", ".join(f"{count} rows {ms:.1f} ms" for count, ms in rows.items()))
+        about = {peer.name: peer.about for peer in peers}
+        for peer in peers:
+            peer.close()
+    rows = {name: _rows(model, 5 if given.quick else 15) for name, model in models.items()}
+    for name, found in rows.items():
+        line = ", ".join(f"{count} rows {ms:.1f} ms" for count, ms in found.items())
+        print(f"one forward by rows{name and f', {name}'}: {line}")
     write_result(
         "cpu",
-        {"model": MODEL, "dtype": DTYPE, "threads": given.threads, "repeats": given.repeats, "peer": about,
+        {"model": MODEL, "dtype": DTYPE, "threads": given.threads, "repeats": given.repeats, "peers": about,
          "digests": {table.name: table.digest for table in (plain, lookup)}, "drafts": dict(lookup.params)["k"],
-         "quick": given.quick, "batches": batches, "lookup": lookups, "forward_ms_by_rows": rows},
+         "quick": given.quick, "batches": batches, "lookup": lookups, "forward_ms_by_rows": rows[""],
+         "int8_forward_ms_by_rows": rows[INT8]},
     )  # fmt: skip
+
+
+def _peers(given: argparse.Namespace, model: LoadedModel) -> tuple[Peer, Peer]:
+    """Start transformers and llama.cpp, where they are."""
+    own = sys.executable if importlib.util.find_spec("transformers") else None
+    settings = {"folder": str(model.folder), "dtype": DTYPE, "threads": given.threads, "gguf": given.gguf}
+    return (
+        Peer(HF, given.hf_python or own, "cpu_child.py", settings),
+        Peer(LLAMA, given.llama_python if given.gguf else None, "llama_child.py", settings),
+    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -123,6 +147,8 @@ def _arguments() -> argparse.Namespace:
         "--drafts", type=int, default=10, help="most drafts a round of prompt lookup, on both sides"
     )
     parser.add_argument("--hf-python", default=None, help="a Python that has transformers")
+    parser.add_argument("--llama-python", default=None, help="a Python that has llama-cpp-python")
+    parser.add_argument("--gguf", default=None, help="the model as llama.cpp reads it")
     parser.add_argument("--quick", action="store_true", help="one repeat of fewer tokens")
     given = parser.parse_args()
     if given.quick:
@@ -131,41 +157,53 @@ def _arguments() -> argparse.Namespace:
 
 
 def _batch(
-    model: LoadedModel, table: Table, peer: Peer, batch: int, tokens: int, given: argparse.Namespace
+    models: dict[str, LoadedModel],
+    table: Table,
+    peers: tuple[Peer, Peer],
+    batch: int,
+    tokens: int,
+    given: argparse.Namespace,
 ) -> dict[str, Any]:
     """Alternate plain decoding of a batch of prompts of equal length."""
     tokens = tokens // 3 if given.quick else tokens
-    text = model.tokenizer.encode(ARTICLE + "\n\n" + CODE)
+    text = models[""].tokenizer.encode(ARTICLE + "\n\n" + CODE)
     prompts = [text[5 * number : 5 * number + PROMPT] for number in range(batch)]
-    case = _alternate(
-        lambda count: _ours(model, table, prompts, Options(count, stop_ids=())),
-        lambda count: peer.ask({"prompts": prompts, "tokens": count, "stop": None, "drafts": 0}),
-        tokens,
-        given.repeats,
-    )
+    runs = _own_runs(models, table, prompts, ())
+    for peer in peers:
+        runs[peer.name] = partial(peer.run, {"prompts": prompts, "stop": None, "drafts": 0})
+    case = _alternate(runs, tokens, given.repeats)
     _print(f"ar, batch {batch}", case)
     return {"batch": batch, "tokens": tokens, **case}
 
 
 def _lookup(
-    model: LoadedModel, table: Table, peer: Peer, title: str, given: argparse.Namespace
+    models: dict[str, LoadedModel], table: Table, peer: Peer, title: str, given: argparse.Namespace
 ) -> dict[str, Any]:
     """Alternate prompt lookup on one prompt whose answer repeats it."""
+    model = models[""]
     prompt = model.tokenizer.encode_chat([{"role": "user", "content": REPEATING[title]}])
     stop = sorted(model.config.eos_token_ids)
-    case = _alternate(
-        lambda count: _ours(model, table, [prompt], Options(count)),
-        lambda count: peer.ask({"prompts": [prompt], "tokens": count, "stop": stop, "drafts": given.drafts}),
-        64 if given.quick else 192,
-        given.repeats,
-    )
+    task = {"prompts": [prompt], "stop": stop, "drafts": given.drafts}
+    runs = _own_runs(models, table, [prompt], None)
+    runs[peer.name] = partial(peer.run, task)
+    case = _alternate(runs, 64 if given.quick else 192, given.repeats)
     _print(f"lookup, {title}", case)
     return {"prompt": title, "prompt_tokens": len(prompt), **case}
 
 
-def _ours(model: LoadedModel, table: Table, prompts: list[list[int]], options: Options) -> Answer:
+def _own_runs(
+    models: dict[str, LoadedModel], table: Table, prompts: list[list[int]], stop: tuple[int, ...] | None
+) -> dict[str, Callable[[int], Answer | None]]:
+    """Give what runs a batch on each of our models for a number of tokens."""
+    return {name: partial(_ours, model, table, prompts, stop) for name, model in models.items()}
+
+
+def _ours(
+    model: LoadedModel, table: Table, prompts: list[list[int]], stop: tuple[int, ...] | None, tokens: int
+) -> Answer:
     """Run a batch to its end, from the arrival of all requests."""
-    each = pool_for(table, len(prompts[0]), options.max_tokens)
+    options = Options(tokens, stop_ids=stop)
+    each = pool_for(table, len(prompts[0]), tokens)
     pool = Pool(each.pages * len(prompts), each.page_size)
     session = Session(table, model.transformer, model.tokenizer, pool=pool)
     started = time.perf_counter()
@@ -175,30 +213,38 @@ def _ours(model: LoadedModel, table: Table, prompts: list[list[int]], options: O
     return {"seconds": seconds, "tokens": sum(len(session.result(number).token_ids) for number in numbers)}
 
 
-def _alternate(
-    ours: Callable[[int], Answer], theirs: Callable[[int], Answer | None], tokens: int, repeats: int
-) -> dict[str, Any]:
-    """Run both in turn, after a short run of each that is not counted; speeds are the best of all repeats."""
-    ours(4)
-    theirs(4)
-    speeds: list[float] = []
-    others: list[float] = []
+def _alternate(runs: dict[str, Callable[[int], Answer | None]], tokens: int, repeats: int) -> dict[str, Any]:
+    """Run all in turn, after a short run of each that is not counted; speeds are the best of all repeats."""
+    for run in runs.values():
+        run(4)
+    speeds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
-        for run, found in ((ours, speeds), (theirs, others)):
+        for name, run in runs.items():
             answer = run(tokens)
             if answer is not None:
-                found.append(answer["tokens"] / answer["seconds"])
-    case: dict[str, Any] = {"tokens_per_s": max(speeds), "all_tokens_per_s": speeds}
-    if len(others) == len(speeds):
-        ratio = median(own / other for own, other in zip(speeds, others, strict=True))
-        case |= {"transformers_tokens_per_s": max(others), "all_transformers": others, "ratio": ratio}
+                speeds[name].append(answer["tokens"] / answer["seconds"])
+    own = speeds.pop("")
+    case: dict[str, Any] = {"tokens_per_s": max(own), "all_tokens_per_s": own}
+    for name, found in speeds.items():
+        if len(found) == repeats:
+            case |= {f"{name}_tokens_per_s": max(found), f"all_{name}": found}
+    for peer, key in ((HF, "ratio"), (LLAMA, "llama_ratio")):
+        if f"all_{peer}" in case:
+            case |= {key: _ratio(own, case[f"all_{peer}"])}
+            case |= {f"int8_{key}": _ratio(case[f"all_{INT8}"], case[f"all_{peer}"])}
     return case
 
 
+def _ratio(own: list[float], others: list[float]) -> float:
+    return median(one / other for one, other in zip(own, others, strict=True))
+
+
 def _print(title: str, case: dict[str, Any]) -> None:
-    line = f"{title:28} {case['tokens_per_s']:7.1f} tok/s"
-    if "ratio" in case:
-        line += f", transformers {case['transformers_tokens_per_s']:7.1f} tok/s, ratio {case['ratio']:.2f}"
+    line = f"{title:28} {case['tokens_per_s']:7.1f} tok/s, int8 {case[f'{INT8}_tokens_per_s']:7.1f}"
+    for peer, key in ((HF, "ratio"), (LLAMA, "llama_ratio")):
+        if key in case:
+            line += f"; {peer} {case[f'{peer}_tokens_per_s']:7.1f}"
+            line += f", ratio {case[key]:.2f}, int8 {case[f'int8_{key}']:.2f}"
     print(line, flush=True)
 
 

@@ -86,7 +86,7 @@ def execute(run: Run) -> None:
         from fsm_spec.executor.tensor_parallel import refuse_drafters
 
         refuse_drafters(table)
-    with _trace_file(run.trace) as trace_file:
+    with trace_file(run.trace) as trace_out:
         from fsm_spec.executor.answers import Watch, report
         from fsm_spec.executor.device.resident import resident_of
         from fsm_spec.executor.generate import Session, trace_header
@@ -115,13 +115,13 @@ def execute(run: Run) -> None:
             policy=policy,
             mask_id=run.mask_id,
             drafters=_drafters(run, table, model),
-            trace=TraceWriter(records, head) if run.steps or trace_file else None,
+            trace=TraceWriter(records, head) if run.steps or trace_out else None,
             resident=resident,
         )
         with progress_bar() as progress:
             capture_graphs(session, progress)
         numbers = [session.add(prompt, _options(run, index)) for index, prompt in enumerate(prompts)]
-        watch = Watch(run, session, numbers, records, trace_file)
+        watch = Watch(run, session, numbers, records, trace_out)
         ready = time.perf_counter()
         first = watch.follow()
         ended = time.perf_counter()
@@ -261,7 +261,7 @@ def _options(run: Run, index: int) -> Options:
 
 
 @contextmanager
-def _trace_file(path: Path | None) -> Iterator[IO[str] | None]:
+def trace_file(path: Path | None) -> Iterator[IO[str] | None]:
     """Open the trace file before any work; raises UserError if it cannot be written."""
     if path is None:
         yield None

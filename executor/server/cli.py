@@ -202,6 +202,9 @@ def serve(
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="Send OpenTelemetry spans here, e.g. http://localhost:4318/v1/traces.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write every step to this file, for `fsm-spec replay` and acceptance.")
+    ] = None,
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
 ) -> None:
@@ -221,6 +224,7 @@ def serve(
             mask_id=mask_id,
             dtype=dtype.value,
             quantization=quantization.value,
+            trace=trace,
             device=device.value,
             resident=resident,
             require_graphs=require_graphs,

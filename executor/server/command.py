@@ -6,13 +6,13 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fsm_spec.checker.check import PROVED, REFUTED, check
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.attention_option import require_attention
-from fsm_spec.executor.command import capture_graphs, progress_bar
+from fsm_spec.executor.command import capture_graphs, progress_bar, trace_file
 from fsm_spec.executor.quantization_option import Quantization, require_quantization
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
@@ -20,6 +20,8 @@ from fsm_spec.load import Loaded, load
 from fsm_spec.policy import Policy, Pool, load_policy, longest_pages
 from fsm_spec.prefix_cache import refusal
 from fsm_spec.table import Table
+from fsm_spec.tiers import tiers_of
+from fsm_spec.trace import TraceWriter
 
 if TYPE_CHECKING:
     from fsm_spec.executor.device.resident import Resident
@@ -64,6 +66,7 @@ class Serving:
     require_graphs: bool = False
     replicas: int = 1
     quantization: str = "none"
+    trace: Path | None = None
 
 
 def execute(run: Serving, settings: dict[str, Any]) -> None:
@@ -72,18 +75,22 @@ def execute(run: Serving, settings: dict[str, Any]) -> None:
         from fsm_spec.executor.server.cluster import require_ray
 
         require_ray()
+        if run.trace is not None:
+            raise UserError("--trace follows one engine; leave out --replicas")
     loaded = load(run.spec)
     chosen_policy(run)
     chosen_device(run)
-    refuse_early(run, loaded)
+    refuse_model(run)
     verdict = judge(loaded, run.params, unproved=run.unproved)
+    refuse_spec(run, loaded)
 
     from fsm_spec.executor.server import logs
     from fsm_spec.executor.server.listen import listen
 
     logs.set_up(as_json=run.log_json)
     if run.replicas == 1:
-        listen(build(run, settings, loaded, verdict), run.host, run.port)
+        with trace_file(run.trace) as trace:
+            listen(build(run, settings, loaded, verdict, trace=trace), run.host, run.port)
         return
     from fsm_spec.executor.server.cluster import replicated
 
@@ -91,12 +98,22 @@ def execute(run: Serving, settings: dict[str, Any]) -> None:
         listen(server, run.host, run.port)
 
 
-def refuse_early(run: Serving, loaded: Loaded) -> None:
-    """Raise UserError for what spec, options and the model's configuration tell, before anything takes its time."""
+def refuse_model(run: Serving) -> None:
+    """Raise UserError for what the options and the model's configuration tell, before anything takes its time."""
     from fsm_spec.executor.adapter import adapter_settings
-    from fsm_spec.executor.generate import require_mask_id, require_prefixes
+    from fsm_spec.executor.generate import require_mask_id
     from fsm_spec.executor.models.config import read_config
     from fsm_spec.executor.models.load import folder_of
+
+    if run.adapter is not None:
+        adapter_settings(run.adapter)
+    with progress_bar() as progress:
+        require_mask_id(run.mask_id, read_config(folder_of(run.model, progress)))
+
+
+def refuse_spec(run: Serving, loaded: Loaded) -> None:
+    """Raise UserError for what spec and options tell about each other, before weights are read."""
+    from fsm_spec.executor.generate import require_prefixes
     from fsm_spec.executor.models.load_drafters import require_drafts
 
     table = compile_table(loaded.spec, run.params, line_of=loaded.line_of)
@@ -105,10 +122,6 @@ def refuse_early(run: Serving, loaded: Loaded) -> None:
     require_drafts(table, run.drafters)
     if run.prefix_cache:
         require_prefixes(table)
-    if run.adapter is not None:
-        adapter_settings(run.adapter)
-    with progress_bar() as progress:
-        require_mask_id(run.mask_id, read_config(folder_of(run.model, progress)))
 
 
 def chosen_device(run: Serving) -> Resident | None:
@@ -153,11 +166,12 @@ def build(
     verdict: str = PROVED,
     model: LoadedModel | None = None,
     drafters: dict[str, Drafter] | None = None,
+    trace: IO[str] | None = None,
 ) -> Server:
     """Put a server together; model and draft models are loaded unless they are given."""
     from fsm_spec.executor.server.app import Server
 
-    return Server(*open_engine(run, settings, loaded, verdict, model, drafters))
+    return Server(*open_engine(run, settings, loaded, verdict, model, drafters, trace))
 
 
 def open_engine(
@@ -167,9 +181,10 @@ def open_engine(
     verdict: str = PROVED,
     model: LoadedModel | None = None,
     drafters: dict[str, Drafter] | None = None,
+    trace: IO[str] | None = None,
 ) -> tuple[Served, OneEngine]:
-    """Open the engine of this process, and say what it serves."""
-    from fsm_spec.executor.generate import Session
+    """Open the engine of this process, which writes every step to `trace`, and say what it serves."""
+    from fsm_spec.executor.generate import Session, trace_header
     from fsm_spec.executor.models.load_drafters import load_drafters
     from fsm_spec.executor.server.engines import OneEngine
     from fsm_spec.executor.server.fingerprint import fingerprint
@@ -193,6 +208,7 @@ def open_engine(
         drafters = load_drafters(table, run.drafters, model)
     longest = min(run.max_model_len or model.config.context, model.config.context)
     pool = _pool(run, table, model, longest, resident)
+    head = trace_header(tiers_of(table, policy).largest, policy, pool, loaded.text)
     session = Session(
         table,
         model.transformer,
@@ -203,6 +219,7 @@ def open_engine(
         drafters=drafters,
         prefix_cache=not refusal(table) if run.prefix_cache is None else run.prefix_cache,
         resident=resident,
+        trace=None if trace is None else TraceWriter(trace, head),
     )
     with progress_bar() as progress:
         capture_graphs(session, progress)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from live_server import Running, Serve
+from live_server import SERVING, Running, Serve, in_thread
 from typer.testing import CliRunner
 
 from fsm_spec.cli import application
 from fsm_spec.errors import UserError
+from fsm_spec.executor.command import trace_file
 from fsm_spec.executor.models.load import SafetensorsFolder
-from fsm_spec.executor.server.command import judge
+from fsm_spec.executor.server.command import Serving, build, judge
 from fsm_spec.load import load
+from fsm_spec.replay import replay
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,20 @@ def test_what_cannot_be_served_is_refused(
     done = CliRunner().invoke(application(), ["serve", str(path), "--model", str(folder), *options])
     assert done.exit_code == 2
     assert sentence in done.stderr
+
+
+def test_a_server_writes_a_trace(folder: Path, tmp_path: Path) -> None:
+    """All requests of a server stand in its trace, which the spec allows; several replicas have no common one."""
+    path = tmp_path / "trace.jsonl"
+    run = Serving(**{**SERVING, "spec": "ngram", "model": str(folder), "pages": 200, "trace": path})
+    with (
+        trace_file(run.trace) as out,
+        in_thread(build(run, {"names": ("tiny",)}, load("ngram"), trace=out)) as running,
+    ):
+        for prompt in ("hello", "hello you"):
+            running.complete(prompt=prompt, max_tokens=9, temperature=0, ignore_eos=True)
+    done = replay(path)
+    assert ("ngram", 2, 18) == (done.spec, done.ended, done.emitted)
 
 
 def test_a_refuted_spec_is_served_on_demand_only(project: Path, serve: Serve) -> None:
