@@ -21,6 +21,7 @@ import torch
 from live import live
 from record import read_result, write_result
 
+from fsm_spec.executor.control import judges_all
 from fsm_spec.executor.models.load import LoadedModel, load_model
 from fsm_spec.load import load, shipped
 
@@ -86,13 +87,14 @@ def _recorded(spec: str, model: LoadedModel, tokens: int) -> dict[str, Any]:
     params = {name: min(each.default, BLOCK) for name, each in loaded.params.items() if each.trained}
     with live(spec, model, pages=PAGES, params=params) as (url, parts):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=900)
-        found = _session(client, tokens, in_order=parts.served.in_order)
+        controlled = parts.served.in_order and judges_all(parts.served.table)
+        found = _session(client, tokens, controlled=controlled)
     claim = loaded.lossless.claim if loaded.lossless else "no"
     table = parts.served.table
     return {"spec": spec, "claim": claim, "params": dict(table.params), "digest": table.digest, **found}
 
 
-def _session(client: openai.OpenAI, tokens: int, *, in_order: bool) -> dict[str, Any]:
+def _session(client: openai.OpenAI, tokens: int, *, controlled: bool) -> dict[str, Any]:
     """Run one session -> what was asked and what came."""
     started = time.perf_counter()
     given: dict[str, Any] = {
@@ -121,7 +123,7 @@ def _session(client: openai.OpenAI, tokens: int, *, in_order: bool) -> dict[str,
         "seeded": seeded[0],
         "seeded_again_equal": seeded[0] == seeded[1],
     }
-    if in_order:
+    if controlled:
         found |= _controlled(client, given)
     else:
         found["refused"] = _refusal(client, given)
@@ -152,10 +154,10 @@ def _controlled(client: openai.OpenAI, given: dict[str, Any]) -> dict[str, Any]:
 def _refusal(client: openai.OpenAI, given: dict[str, Any]) -> str:
     """Ask for what the spec cannot do -> the server's sentence."""
     try:
-        client.chat.completions.create(**given, logprobs=True)
+        client.chat.completions.create(**given, presence_penalty=0.6)
     except openai.BadRequestError as error:
         return str(error.body["message"] if isinstance(error.body, dict) else error)
-    raise AssertionError("log-probabilities were not refused")
+    raise AssertionError("a penalty was not refused")
 
 
 def _text(answer: Any) -> str:  # noqa: ANN401 -- a union of the client's types
