@@ -104,12 +104,14 @@ def _session(client: openai.OpenAI, tokens: int, *, controlled: bool) -> dict[st
     }
     # Called through Any: the client's overloads do not take a dictionary of parameters.
     create: Any = client.chat.completions.create
-    whole = create(**given, temperature=0, extra_body={"speculation_stats": True})
-    chunks = list(create(**given, temperature=0, stream=True, stream_options={"include_usage": True}))
+    # Drafts that start from noise have it from the seed; where nobody judges them, greedy answers depend on it.
+    greedy = {**given, "temperature": 0, "seed": 7}
+    whole = create(**greedy, extra_body={"speculation_stats": True})
+    chunks = list(create(**greedy, stream=True, stream_options={"include_usage": True}))
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     # Words differ from tokens, so that a stop string may begin and end inside of them.
     stop = _text(whole)[9:14] or " "
-    cut = _text(create(**given, temperature=0, stop=[stop]))
+    cut = _text(create(**greedy, stop=[stop]))
     seeded = [_text(create(**given, temperature=0.8, seed=7)) for _ in range(2)]
     found: dict[str, Any] = {
         "greedy": _text(whole),
