@@ -24,6 +24,13 @@ def reads_in_order(table: Table) -> bool:
     return not any(op.op == "unmask" for plan in table.forwards.values() for op in plan.operators)
 
 
+def judges_all(table: Table) -> bool:
+    """Tell whether every token is drawn or judged where all before it are known; drafts that always stand are not."""
+    return not any(
+        op.op == "accept" and op.rule == "always" for plan in table.forwards.values() for op in plan.operators
+    )
+
+
 def shape_block(
     block: Block, rows: ReadRows, logits: torch.Tensor, *, draft: bool, mask_id: int
 ) -> torch.Tensor:

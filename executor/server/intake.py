@@ -217,7 +217,7 @@ def _adjustment(request: SamplingRequest, served: Served) -> Adjustment:
     )
     for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
         if adjustment.reads_text and getattr(request, name) is not None:
-            served.require_order(name)
+            served.require_judged(name)
     return adjustment
 
 
@@ -245,7 +245,7 @@ def _grammar(request: SamplingRequest, served: Served) -> str | None:
 
 
 def _compiled(served: Served, kind: Kind, text: str, param: str) -> str:
-    served.require_order(param)
+    served.require_judged(param)
     served.require_host(param)
     try:
         return served.compiler.check(kind, text)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Protocol
 
 from fsm_spec.errors import PoolExhausted
-from fsm_spec.executor.control import reads_in_order
+from fsm_spec.executor.control import judges_all, reads_in_order
 from fsm_spec.executor.device.state import STOP_IDS
 from fsm_spec.executor.grammar import GrammarCompiler
 from fsm_spec.executor.models.config import ModelConfig
@@ -137,6 +137,17 @@ class Served:
         if not self.in_order:
             raise Refusal(
                 f"{param} needs the tokens before each token, and {self.table.name} fills places in any order; "
+                "leave it out or serve another spec",
+                param,
+                "unsupported_parameter",
+            )
+
+    def require_judged(self, param: str) -> None:
+        """Refuse a parameter that says which tokens may follow which, where nobody looks at them in order."""
+        self.require_order(param)
+        if not judges_all(self.table):
+            raise Refusal(
+                f"{param} needs every token judged after those before it, and {self.table.name} takes drafts unread; "
                 "leave it out or serve another spec",
                 param,
                 "unsupported_parameter",

@@ -289,6 +289,18 @@ def test_specs_that_fill_places_in_any_order_refuse(serve: Serve) -> None:
         running.settled()
 
 
+def test_a_spec_that_takes_drafts_unread_refuses_forms(serve: Serve) -> None:
+    """Nobody would see that a draft breaks the form; scores and the rest are served."""
+    asked: dict[str, Any] = {"response_format": {"type": "json_object"}, "presence_penalty": 1.0}
+    with serve("uno_unverified", pages=400) as running:
+        for name, value in asked.items():
+            refused = running.post("/v1/completions", prompt="a", **{name: value})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+            assert "takes drafts unread" in refused.json()["error"]["message"]
+        done = running.complete(prompt="a", max_tokens=9, temperature=0, logprobs=1, **LONG)
+        assert len(done["choices"][0]["logprobs"]["tokens"]) == 9
+
+
 def test_unknown_grammars_are_refused(server: Running) -> None:
     """What the library cannot compile is a 400 with its reason."""
     for schema in ({"type": 5}, {"$ref": "#/none"}):
