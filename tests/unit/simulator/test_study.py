@@ -75,6 +75,25 @@ def test_results_do_not_depend_on_the_number_of_workers() -> None:
         two.close()
 
 
+def test_an_interrupt_ends_the_processes() -> None:
+    """Ctrl-C waits for no point that is running, and leaves no process behind."""
+    study, processes = small(), []
+    study.workers = Workers(2)
+
+    def interrupted() -> None:
+        with study.workers as workers:
+            study.run()
+            assert workers._pool is not None
+            processes.extend(workers._pool._processes.values())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    for process in processes:
+        process.join(20)
+    assert [False, False] == [process.is_alive() for process in processes]
+
+
 def test_a_ray_cluster_gives_what_this_machine_gives(tmp_path: Path) -> None:
     """Tasks on Ray give the same bytes, failed points included, and what was done is not run again."""
     pytest.importorskip("ray", reason="Ray is a layer of its own: pip install fsm-spec[ray]")
