@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def test_results_do_not_depend_on_the_number_of_workers() -> None:
 
 def test_an_interrupt_ends_the_processes() -> None:
     """Ctrl-C waits for no point that is running, and leaves no process behind."""
-    study, processes = small(), []
+    study = small()
+    processes: list[BaseProcess] = []
     study.workers = Workers(2)
 
     def interrupted() -> None:
