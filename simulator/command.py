@@ -256,12 +256,9 @@ def _confidence(prepared: Prepared, wanted: Wanted) -> dict[str, tuple[float, fl
     if wanted.seeds == 1:
         return {}
     scenario = prepared.scenario
-    workers = Workers()
-    try:
-        points = [scenario.model_copy(update={"seed": scenario.seed + more}) for more in range(wanted.seeds)]
+    points = [scenario.model_copy(update={"seed": scenario.seed + more}) for more in range(wanted.seeds)]
+    with Workers() as workers:
         found = [each for each in workers.run(points, wanted.slos) if not each["error"]]
-    finally:
-        workers.close()
     names = (*CONFIDENT, *(slo.name for slo in wanted.slos))
     return {name: interval([each[name] for each in found]) for name in names} if found else {}
 

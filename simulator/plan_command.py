@@ -76,12 +76,8 @@ def execute(
     by_rate = asked.goal in ("max-rate", "min-gpus")
     _check(asked, faults)
     faults.raise_any()
-    with _progress() as progress:
-        pool = Workers(workers, ray, resume, progress)
-        try:
-            document = _by_rate(asked, pool) if by_rate else _by_users(asked, pool, csv, parquet)
-        finally:
-            pool.close()
+    with _progress() as progress, Workers(workers, ray, resume, progress) as pool:
+        document = _by_rate(asked, pool) if by_rate else _by_users(asked, pool, csv, parquet)
     if as_json:
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
     else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.point import Result, evaluate, key_of
@@ -37,6 +38,17 @@ class Workers:
     _pool: ProcessPoolExecutor | None = field(default=None, repr=False)
     _done: int = 0
     _asked: int = 0
+
+    def __enter__(self) -> Self:
+        """Start nothing yet: processes start with the first points."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the processes; where something went wrong, or somebody pressed Ctrl-C, without their results."""
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
 
     def run(self, scenarios: Sequence[Scenario], slos: Sequence[Slo] = ()) -> list[Result]:
         """Give the result of each scenario, in their order."""
@@ -68,7 +80,7 @@ class Workers:
         left, crashes = dict(fresh), dict.fromkeys(fresh, 0)
         while left:
             # Kept between runs: a new process reads all compiled code again.
-            self._pool = self._pool or ProcessPoolExecutor(count)
+            self._pool = self._pool or ProcessPoolExecutor(count, initializer=_leave_interrupts)
             running: dict[Future[Result], str] = {
                 self._pool.submit(evaluate, scenario, slos): key for key, scenario in left.items()
             }
@@ -93,6 +105,17 @@ class Workers:
             self._pool.shutdown()
             self._pool = None
 
+    def abandon(self) -> None:
+        """End the processes at once, with what they are running."""
+        if self._pool is None:
+            return
+        # The executor itself can only wait for work that has begun.
+        processes = list(self._pool._processes.values())  # noqa: SLF001
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        self._pool = None
+
     def _read(self) -> dict[str, Result]:
         """Read what was done before; a last line that was cut off is left out."""
         if self._known is None:
@@ -116,6 +139,11 @@ class Workers:
             raise UserError(
                 f"{self.resume}: cannot be written ({error.strerror}); give another place with --resume"
             ) from error
+
+
+def _leave_interrupts() -> None:
+    """Let Ctrl-C reach the main process alone, which ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _on_ray(address: str, fresh: dict[str, Scenario], slos: Sequence[Slo]) -> Iterator[tuple[str, Result]]:

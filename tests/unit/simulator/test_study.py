@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,26 @@ def test_results_do_not_depend_on_the_number_of_workers() -> None:
         assert one == study.run().rows
     finally:
         two.close()
+
+
+def test_an_interrupt_ends_the_processes() -> None:
+    """Ctrl-C waits for no point that is running, and leaves no process behind."""
+    study = small()
+    processes: list[BaseProcess] = []
+    study.workers = Workers(2)
+
+    def interrupted() -> None:
+        with study.workers as workers:
+            study.run()
+            assert workers._pool is not None
+            processes.extend(workers._pool._processes.values())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    for process in processes:
+        process.join(20)
+    assert [False, False] == [process.is_alive() for process in processes]
 
 
 def test_a_ray_cluster_gives_what_this_machine_gives(tmp_path: Path) -> None:
