@@ -168,3 +168,14 @@ def test_rounds_of_a_scheduler(spec: str, policy: str, pages: int | None, lag: i
     composed = next(compositions(table, bounds))
     states, transitions, errors = spin(promela(composed), tmp_path)
     assert ours(composed) == (states, transitions, errors > 0)
+
+
+def test_rounds_of_several_sizes(tmp_path: Path) -> None:
+    """A round would be exported under another size than the one that the scheduler chose for it, a late one here."""
+    loaded = load("linear_spec")
+    table = compile_table(loaded.spec, check=True, line_of=loaded.line_of)
+    bounds = Bounds(requests=2, policies=("tiers",), chunks=True, lag=1)
+    composed = next(compositions(table, bounds))
+    states, transitions, errors = spin(promela(composed), tmp_path)
+    assert 2 == len(composed.tiers.distinct)
+    assert ours(composed) == (states, transitions, errors > 0)
