@@ -20,6 +20,7 @@ from fsm_spec.load import load
 from fsm_spec.policy import ADMISSIONS, Pool, load_policy
 from fsm_spec.promela.export import promela
 from fsm_spec.table import Table
+from fsm_spec.tiers import tiers_of
 
 pytestmark = pytest.mark.skipif(
     shutil.which("spin") is None or shutil.which("gcc") is None,
@@ -177,5 +178,5 @@ def test_rounds_of_several_sizes(tmp_path: Path) -> None:
     bounds = Bounds(requests=2, policies=("tiers",), chunks=True, lag=1)
     composed = next(compositions(table, bounds))
     states, transitions, errors = spin(promela(composed), tmp_path)
-    assert 2 == len(composed.tiers.distinct)
+    assert 2 == len(tiers_of(table, composed.policy).distinct)
     assert ours(composed) == (states, transitions, errors > 0)
