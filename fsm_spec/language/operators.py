@@ -5,12 +5,13 @@ A new operator is one entry here, one model in `spec.py`, and one reading in `ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsm_spec.language import expression
 from fsm_spec.language.expression import Const, Expr, Op
+from fsm_spec.language.piece import Piece
 
 if TYPE_CHECKING:
     from fsm_spec.language.spec import Operation
@@ -53,6 +54,9 @@ class Operator:
     about: str
     source: str
     outputs: tuple[Output, ...]
+    # What it reads beside its rows, by key: carries, and results of the operators before it in the forward.
+    carries: Mapping[str, Kind] = field(default_factory=dict)
+    results: Mapping[str, Kind] = field(default_factory=dict)
     # Whether it looks at all requests of a launch; its reading is in `budget.py` then, and no kernel.
     batch: bool = False
 
@@ -67,6 +71,26 @@ def outputs_of(op: Operation) -> tuple[tuple[str, Output], ...]:
     """List the outputs of an operation under the names that its spec gives them."""
     names = [op.out] if isinstance(op.out, str) else op.out
     return tuple(zip(names, OPERATORS[key_of(op)].outputs, strict=False))
+
+
+def carries_of(op: Operation) -> tuple[tuple[str, Kind, Piece], ...]:
+    """List the carries that an operation reads: the key that names each, the kind it must have, and what is read."""
+    return _named(op, OPERATORS[key_of(op)].carries)
+
+
+def results_of(op: Operation) -> tuple[tuple[str, Kind, Piece], ...]:
+    """List the results of earlier operators that an operation reads, as `carries_of` lists carries."""
+    return _named(op, OPERATORS[key_of(op)].results)
+
+
+def _named(op: Operation, kinds: Mapping[str, Kind]) -> tuple[tuple[str, Kind, Piece], ...]:
+    # `from` is a word of Python, so the model has it under another name.
+    given = ((key, kind, getattr(op, "from_" if key == "from" else key)) for key, kind in kinds.items())
+    return tuple(
+        (key, kind, value if isinstance(value, Piece) else Piece(value))
+        for key, kind, value in given
+        if value is not None
+    )
 
 
 def _row_count(op: Any, rows: Rows) -> Expr | None:  # noqa: ANN401 -- an operator with rows
@@ -127,6 +151,9 @@ def _least_left(op: Any, rows: Rows) -> Expr | None:  # noqa: ANN401 -- an unmas
 _ACCEPTED: Final = (Output("count", _drafts_judged), Output("token", _one))
 _UNMASKED: Final = (Output("count", _most_left), Output("token", _row_count))
 _FILLED: Final = (Output("count", _quota_left, _least_left), Output("token", _row_count))
+_JUDGED: Final[dict[str, Kind]] = {"drafts": "token", "q": "law"}
+_BLOCK: Final[dict[str, Kind]] = {"block": "token"}
+_TREE: Final[dict[str, Kind]] = {"tree": "tree"}
 _WALKED: Final = (
     Output("count", _depth),
     Output("index", _path),
@@ -155,6 +182,7 @@ OPERATORS: Final[dict[str, Operator]] = {
             "give the hidden states of rows: the target's, as its draft models read them, or a draft model's own",
             "draft heads of arXiv 2602.06036 and 2503.01840",
             (Output("feature", _captured),),
+            results={"path": "index"},
         ),
         Operator(
             "budget:early_stop",
@@ -163,6 +191,7 @@ OPERATORS: Final[dict[str, Operator]] = {
             "algorithm 1 of deepseek-ai/DeepSpec's paper",
             (Output("count", _size),),
             batch=True,
+            results={"from": "real"},
         ),
         Operator(
             "budget:earlier",
@@ -171,84 +200,99 @@ OPERATORS: Final[dict[str, Operator]] = {
             "production variant of deepseek-ai/DeepSpec's paper; vllm-project/vllm#47808",
             (Output("count", _size),),
             batch=True,
+            carries={"earlier": "real"},
+            results={"from": "real"},
         ),
         Operator(
             "accept:greedy",
             "accept drafts while they equal the target's argmax; next is the argmax after the accepted run",
             "Leviathan et al., arXiv 2211.17192, at temperature 0",
             _ACCEPTED,
+            carries=_JUDGED,
         ),
         Operator(
             "accept:match",
             "draw the target's own token for each row; accept drafts while they equal it; next is that token",
             "sample-and-match; Nemotron-Labs-Diffusion's linear_spec_generate",
             _ACCEPTED,
+            carries=_JUDGED,
         ),
         Operator(
             "accept:rejection",
             "accept draft x with min(1, p(x) / q(x)); after a rejection next is drawn from max(0, p - q), normalised",
             "Leviathan et al., arXiv 2211.17192, theorem 1; without q the draft is a point mass",
             _ACCEPTED,
+            carries=_JUDGED,
         ),
         Operator(
             "accept:topk",
             "accept drafts among the target's `top` most likely tokens; next is the argmax; not lossless",
             "I-DLM's fast verify (SGLang's IDLMBlockN)",
             _ACCEPTED,
+            carries=_JUDGED,
         ),
         Operator(
             "accept:threshold",
             "accept drafts whose probability p(x) reaches `threshold` thousandths; next is drawn from p; not lossless",
             "typical of confidence-based verification; I-DLM's draft-only variant has the same test on drafts",
             _ACCEPTED,
+            carries=_JUDGED,
         ),
         Operator(
             "accept:always",
             "accept every draft; next is drawn from the last row's law; not lossless",
             "verifier off, e.g. use_spec_verify: false of SGLang's IDLMBlockN",
             _ACCEPTED,
+            carries=_JUDGED,
         ),
         Operator(
             "unmask:threshold",
             "fill masks whose token's probability reaches `threshold` thousandths, and always the most certain one",
             "Fast-dLLM (arXiv 2505.22618); Nemotron-Labs-Diffusion's generate",
             _UNMASKED,
+            carries=_BLOCK,
         ),
         Operator(
             "unmask:above",
             "fill masks whose token's probability exceeds `threshold` thousandths, else the most certain one",
             "SGLang's LowConfidence",
             _UNMASKED,
+            carries=_BLOCK,
         ),
         Operator(
             "unmask:schedule",
             "fill the `quota` most certain masks",
             "LLaDA's even schedule (arXiv 2502.09992); SDAR's static rule",
             _FILLED,
+            carries=_BLOCK,
         ),
         Operator(
             "unmask:dynamic",
             "fill all masks above `threshold` thousandths if these are `quota` at least, else the `quota` most certain",
             "SDAR (arXiv 2510.06303), dynamic rule",
             _UNMASKED,
+            carries=_BLOCK,
         ),
         Operator(
             "unmask:sequential",
             "fill the first `quota` masks from left to right",
             "SDAR (arXiv 2510.06303), sequential rule",
             _FILLED,
+            carries=_BLOCK,
         ),
         Operator(
             "unmask:entropy",
             "fill masks of least entropy, one at least, while their sum stays within `bound` thousandths of a nat",
             "SDAR (arXiv 2510.06303), entropy-bounded rule, over the whole law",
             _UNMASKED,
+            carries=_BLOCK,
         ),
         Operator(
             "grow:best",
             "grow a tree from `root` by the likeliest edge first, row d giving the `top` tokens of depth d",
             "Uno's tree sampler (arXiv 2609.04010)",
             (Output("tree", _size),),
+            results={"root": "token"},
         ),
         Operator(
             "grow:level",
@@ -256,24 +300,28 @@ OPERATORS: Final[dict[str, Operator]] = {
             "the row that each of them hangs on",
             "dynamic draft trees of arXiv 2406.16858 and 2503.01840",
             (Output("tree", _size), Output("index", _top)),
+            carries={"root": "token", "tree": "tree"},
         ),
         Operator(
             "prune",
             "keep the `size` nodes of a tree with the likeliest paths, in its order",
             "dynamic draft trees of arXiv 2406.16858 and 2503.01840",
             (Output("tree", _size),),
+            results=_TREE,
         ),
         Operator(
             "walk:match",
             "draw the target's own token at each node, and follow it from the root while a child carries it",
             "target-only tree verification; Uno's tree sampler, SGLang's EAGLE target-only sampling",
             _WALKED,
+            carries=_TREE,
         ),
         Operator(
             "walk:residual",
             "try children in order against the target's law; a rejected child's mass is removed before the next",
             "EAGLE-3 (arXiv 2503.01840); SpecInfer's multi-step sampling with point-mass drafts",
             _WALKED,
+            carries=_TREE,
         ),
         Operator(
             "lookup",

@@ -7,13 +7,13 @@ Inside an atomic step Spin stores nothing, so that its states and transitions ar
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from fsm_spec import policy
 from fsm_spec.checker import properties
 from fsm_spec.checker.packed import Local, Settings
 from fsm_spec.checker.packed_rounds import RoundsPacking
-from fsm_spec.errors import UserError
 from fsm_spec.promela.scheduler import Translation, macro_of
 from fsm_spec.promela.text import OPERATORS, comment
 
@@ -31,6 +31,17 @@ _LIVE: Final = ("running", "pages", "need", "left", "rows", "owned", "actions", 
 # Facts of a local state that the model reads.
 _FACTS: Final = ("status", "longest", "need", "left", "rows", "take", "fill", "sees")
 
+# Which size so many running requests get, where the policy has tiers: where its facts and lists begin.
+_TIER: Final = """\
+tier = 0; request = 0;
+do :: request < N ->
+  tier = tier + (status_at[code_of[request]] == RUNNING -> 1 : 0);
+  request++;
+:: else -> break
+od;
+tier = tier_at[tier];
+"""
+
 _PREPARE: Final = """\
 lives = 0; waits = 0; d_promised = 0; d_budget = BUDGET; request = 0;
 do :: request < N ->
@@ -45,9 +56,9 @@ do :: request < N ->
   :: status_at[local_] == PREFILLING || status_at[local_] == RUNNING ->
     d_running[lives] = (status_at[local_] == RUNNING -> 1 : 0);
     d_pages[lives] = pages_of[request];
-    d_need[lives] = (status_at[local_] == RUNNING -> need_at[local_] : pages_of[request]);
+    d_need[lives] = (status_at[local_] == RUNNING -> need_at[TIER local_] : pages_of[request]);
     d_left[lives] = left_at[local_];
-    d_rows[lives] = rows_at[local_];
+    d_rows[lives] = rows_at[TIER local_];
     d_actions[lives] = 0;
     d_tokens[lives] = 0;
     live_request[lives] = request;
@@ -68,12 +79,12 @@ do :: place < lives ->
   local_ = code_of[request];
   to_pages[request] = d_owned[place];
   if :: d_actions[place] == {preempted} ->
-    list_of[request] = admits_at[local_ * ADMITS_WIDTH];
+    list_of[request] = admits_at[(TIER local_) * ADMITS_WIDTH];
     to_pages[request] = 0;
   :: d_actions[place] == {runs} ->
-    list_of[request] = prefills_at[local_ * PREFILLS_WIDTH];
+    list_of[request] = prefills_at[(TIER local_) * PREFILLS_WIDTH];
   :: d_actions[place] != {preempted} && d_actions[place] != {runs} && d_tokens[place] > 0 ->
-    list_of[request] = prefills_at[local_ * PREFILLS_WIDTH + d_tokens[place]];
+    list_of[request] = prefills_at[(TIER local_) * PREFILLS_WIDTH + d_tokens[place]];
   :: else -> skip
   fi;
   if :: list_of[request] == 0 ->
@@ -89,7 +100,7 @@ od;
 place = 0;
 do :: place < d_result ->
   request = waiting_request[place];
-  list_of[request] = admits_at[code_of[request] * ADMITS_WIDTH + d_admit_tokens[place]];
+  list_of[request] = admits_at[(TIER code_of[request]) * ADMITS_WIDTH + d_admit_tokens[place]];
   to_pages[request] = queue_take[place];
   held = held + to_pages[request];
   place++;
@@ -159,6 +170,7 @@ class _Writer:
         )
         self.model = self.packing.model
         self.settings = Settings(*self.model.settings.tolist()[: len(Settings._fields)])
+        self.tiered = composed.policy.tier is not None
         self.decide = Translation(policy.decide, "d_", _LENGTHS, _QUEUE)
 
     def text(self) -> str:
@@ -214,6 +226,10 @@ class _Writer:
         yield comment(
             "What a local state can do: lists of options, by the tokens that are prefilled; 0: it stays."
         )
+        if self.tiered:
+            yield comment("Sizes: by the requests that run, where the facts and lists of their size begin.")
+            places = model.settings[len(Settings._fields) :][: self.settings.requests + 1]
+            yield _array("tier_at", places.tolist())
         yield _array("prefills_at", (model.prefills.ravel() + 1).tolist() or [0])
         yield _array("admits_at", (model.admits.ravel() + 1).tolist() or [0])
         yield _array("lists", model.lists.tolist())
@@ -257,6 +273,7 @@ class _Writer:
             "local_",
             "held",
             "same",
+            *(["tier"] if self.tiered else []),
             *self.decide.variables,
             "d_result",
         )
@@ -286,10 +303,13 @@ class _Writer:
     def _iteration(self) -> Iterator[str]:
         table = self.composed.table
         yield "d_step {"
-        yield from _indented(_PREPARE.splitlines(), 2)
+        yield from _indented(_TIER.splitlines() if self.tiered else [], 2)
+        yield from _indented(self._sized(_PREPARE).splitlines(), 2)
         yield f"  {comment('policy.decide')}"
         yield from _indented(self.decide.statements(), 2)
-        choose = _CHOOSE.format(preempted=policy.PREEMPTED, runs=policy.RUNS, pool=comment(properties.POOL))
+        choose = self._sized(_CHOOSE).format(
+            preempted=policy.PREEMPTED, runs=policy.RUNS, pool=comment(properties.POOL)
+        )
         yield from _indented(choose.splitlines(), 2)
         yield "};"
         yield from _OUTCOMES.splitlines()
@@ -300,6 +320,12 @@ class _Writer:
         settled = _SETTLED.replace("{slots}", comment(properties.SLOTS))
         settled = settled.replace("{eventually}", comment(properties.eventually(table)))
         yield from settled.splitlines()
+
+    def _sized(self, text: str) -> str:
+        """Let a text read the facts and lists of the size of the round; without tiers there is one size."""
+        if self.tiered:
+            return text.replace("TIER", "tier +")
+        return re.sub(r"\(TIER ([^)]*)\)", r"\1", text).replace("TIER ", "")
 
 
 def _array(name: str, values: Sequence[int]) -> str:
@@ -312,13 +338,5 @@ def _indented(lines: Iterable[str], width: int) -> Iterator[str]:
 
 
 def rounds(composed: Composition) -> str:
-    """Write the composition of a spec with forwards in Promela; its states are those of the compiled search.
-
-    Raises UserError for a policy with tiers.
-    """
-    if composed.policy.tier:
-        raise UserError(
-            f"the policy {composed.policy.policy} has tiers, which the Promela export does not have; export with a "
-            f"policy without them"
-        )
+    """Write the composition of a spec with forwards in Promela; its states are those of the compiled search."""
     return _Writer(composed).text()

@@ -13,6 +13,7 @@ from fsm_spec.language import expression
 from fsm_spec.language.expression import Const, Expr, to_text
 from fsm_spec.language.findings import Path
 from fsm_spec.language.linear import simplify
+from fsm_spec.language.operators import carries_of
 from fsm_spec.language.piece import Piece, pieces
 from fsm_spec.language.scope import Scope, Value, forward_of, segment_path, sources
 from fsm_spec.language.spec import Accept, Operation, Segment, Transition
@@ -106,11 +107,10 @@ def _operator(scope: Scope, op: Operation, most: Expr | None, path: Path) -> Ite
         if op.q is not None:  # every judged draft has a law of its own
             yield replace(drafts, name=op.q, path=(*path, "q"), text=op.q)
         return
-    whole_carries = {"block": getattr(op, "block", None), "earlier": getattr(op, "earlier", None)}
-    for key, name in whole_carries.items():
-        length = None if name is None else _length(scope.carries.get(name))
-        if name is not None and length is not None:
-            yield _read(Piece(name), length, (*path, key))
+    for key, _, piece in carries_of(op):
+        length = _length(scope.carries.get(piece.name))
+        if length is not None:
+            yield _read(piece, length, (*path, key))
 
 
 def _first(whole: Read, piece: Piece, count: Expr, reader: str) -> Read:

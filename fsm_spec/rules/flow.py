@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsm_spec.language.findings import Path, quoted
+from fsm_spec.language.operators import carries_of
 from fsm_spec.language.piece import pieces
 from fsm_spec.language.scope import (
-    PENDING,
     Scope,
     Violation,
     forward_of,
@@ -19,7 +19,7 @@ from fsm_spec.language.scope import (
     sources,
     sources_of,
 )
-from fsm_spec.language.spec import Accept, Budget, Grow, Operation, Transition, Unmask, Walk
+from fsm_spec.language.spec import Accept, Transition, Walk
 
 
 def rules(scope: Scope) -> Iterator[Violation]:
@@ -89,8 +89,7 @@ def _used_up(scope: Scope, state: str) -> set[str]:
     """Name the drafts that a state's forward judges, with their law: judged once, they are no drafts any more."""
     name = forward_of(scope.spec, state)
     judges = [op for op in scope.spec.forwards[name].ops if isinstance(op, (Accept, Walk))] if name else []
-    read = [(op.drafts.name, op.q) if isinstance(op, Accept) else (op.tree, None) for op in judges]
-    return {carry for pair in read for carry in pair if carry is not None}
+    return {piece.name for op in judges for _, _, piece in carries_of(op)}
 
 
 def written(scope: Scope) -> Iterator[Violation]:
@@ -135,24 +134,11 @@ def reads(scope: Scope, state: str) -> Iterator[tuple[Path, str]]:
             if segment.features is not None:
                 yield (*segment_path(name, forward, index), "features"), segment.features.name
         for index, op in enumerate(forward.ops):
-            yield from _operator_reads(op, ("forwards", name, "ops", index))
+            for key, _, piece in carries_of(op):
+                yield ("forwards", name, "ops", index, key), piece.name
     for index, transition in enumerate(scope.spec.transitions):
         if state in sources_of(transition):
             yield from _transition_reads(scope, transition, ("transitions", index))
-
-
-def _operator_reads(op: Operation, path: Path) -> Iterator[tuple[Path, str]]:
-    if isinstance(op, Accept):
-        yield (*path, "drafts"), op.drafts.name
-        yield (*path, "q"), op.q or PENDING
-    elif isinstance(op, Budget):
-        yield (*path, "earlier"), op.earlier or PENDING
-    elif isinstance(op, Unmask):
-        yield (*path, "block"), op.block
-    elif isinstance(op, Grow) and op.rule == "level":
-        yield (*path, "tree"), op.tree or op.root or PENDING
-    elif isinstance(op, Walk):
-        yield (*path, "tree"), op.tree
 
 
 def _transition_reads(scope: Scope, transition: Transition, path: Path) -> Iterator[tuple[Path, str]]:

@@ -10,16 +10,14 @@ from fsm_spec.language import expression, operators
 from fsm_spec.language.expression import Expr, to_text
 from fsm_spec.language.findings import Path, quoted
 from fsm_spec.language.piece import Piece
-from fsm_spec.language.scope import Place, Scope, Violation, listed, segment_of, segment_path, sources
+from fsm_spec.language.scope import Scope, Violation, listed, segment_of, segment_path, sources
 from fsm_spec.language.spec import (
     Accept,
     Budget,
     Capture,
     Forward,
     Grow,
-    Lookup,
     Operation,
-    Prune,
     Sample,
     Segment,
     Unmask,
@@ -37,6 +35,7 @@ _NUMBERS: Final = {
     "unmask:sequential": ("quota",),
     "unmask:entropy": ("bound",),
 }
+_SIZES: Final = ("size", "min", "max", "top", "depth")
 _CHOSEN: Final = ("top", "threshold", "bound", "quota")
 
 
@@ -136,70 +135,52 @@ def _enough(
 
 
 def _operator(scope: Scope, forward: str, op: Operation, path: Path) -> Iterator[Violation]:
-    place = scope.place()
-    if isinstance(op, Lookup):
-        for key in ("size", "min", "max"):
-            yield from scope.numbers(getattr(op, key), (*path, key), scope.place(columns=False))
-        return
-    if isinstance(op, Budget):
-        yield from _budget(scope, forward, op, path)
-        return
-    if isinstance(op, Prune):
-        yield from scope.numbers(op.size, (*path, "size"), scope.place(columns=False))
-        yield from _earlier(scope, forward, op, "tree", path, "tree")
-        return
-    yield from _read_rows(scope, forward, op, (*path, "rows"))
+    if isinstance(op, (Accept, Capture, Grow, Sample, Unmask, Walk)):
+        yield from _read_rows(scope, forward, op, (*path, "rows"))
     yield from _numbers(scope, op, path)
+    for key, kind, piece in operators.carries_of(op):
+        yield from scope.piece(piece, (*path, key), scope.carries, "", scope.place(), kind)
+    for key, kind, piece in operators.results_of(op):
+        yield from _earlier(scope, forward, op, piece, (*path, key), kind)
     if isinstance(op, Accept):
-        yield from _accept(scope, forward, op, path, place)
-    elif isinstance(op, Capture) and op.path is not None:
-        yield from _earlier(scope, forward, op, "path", path, "index")
+        yield from _accept(scope, forward, op, path)
     elif isinstance(op, Unmask):
-        yield from scope.piece(Piece(op.block), (*path, "block"), scope.carries, "", place, "token")
         yield from _as_many(scope, forward, op, op.block, path)
         yield from _frozen(scope, op, path)
     elif isinstance(op, Walk):
-        yield from scope.piece(Piece(op.tree), (*path, "tree"), scope.carries, "", place, "tree")
         yield from _as_many(scope, forward, op, op.tree, path)
     elif isinstance(op, Grow):
         yield from _grow(scope, forward, op, path)
+    elif isinstance(op, Budget):
+        yield from _budget(op, path)
 
 
 def _earlier(
-    scope: Scope, forward: str, op: Operation, key: str, path: Path, kind: operators.Kind
+    scope: Scope, forward: str, op: Operation, piece: Piece, path: Path, kind: operators.Kind
 ) -> Iterator[Violation]:
     """Hold what an operator reads of the forward's results to those of the operators before it."""
-    name = str(getattr(op, f"{key}_" if key == "from" else key))
-    ops = scope.spec.forwards[forward].ops
+    ops, known = scope.spec.forwards[forward].ops, scope.results[forward]
     later = {result for other in ops[ops.index(op) :] for result in listed(other.out)}
-    if name in later and scope.results[forward][name].kind == kind:
-        yield (
-            (*path, key),
-            f"{quoted(name)} is given by an operator further down; put that one before {op.op}",
-        )
-        scope.used.add(("results", forward, name))
+    if piece.name in later and known[piece.name].kind == kind:
+        message = f"{quoted(piece.name)} is given by an operator further down"
+        yield path, f"{message}; put that one before {op.op}"
+        scope.used.add(("results", forward, piece.name))
     else:
-        known = scope.results[forward]
-        yield from scope.piece(Piece(name), (*path, key), known, forward, scope.place(), kind)
+        yield from scope.piece(piece, path, known, forward, scope.place(), kind)
 
 
 def _grow(scope: Scope, forward: str, op: Grow, path: Path) -> Iterator[Violation]:
     """Hold a grown tree to its root, which is final, or to the levels that it has."""
-    place = scope.place()
     if op.rule == "best":
         if op.tree is not None:
             yield (*path, "tree"), "the rule best grows a whole tree; remove tree"
         if op.root is None:
             yield path, 'the rule best starts from the token of a root; add the key "root"'
-        else:
-            yield from _earlier(scope, forward, op, "root", path, "token")
     elif (op.root is None) == (op.tree is None):
         yield path, "the rule level starts from a root or goes on with a tree; name one of root and tree"
     elif op.root is not None:
-        yield from scope.piece(Piece(op.root), (*path, "root"), scope.carries, "", place, "token")
         yield from _newest(scope, forward, op, expression.Const(1), "the root", path)
-    elif op.tree is not None:
-        yield from scope.piece(Piece(op.tree), (*path, "tree"), scope.carries, "", place, "tree")
+    else:
         yield from _newest(scope, forward, op, op.top, "the newest level", path)
 
 
@@ -212,17 +193,12 @@ def _newest(scope: Scope, forward: str, op: Grow, nodes: Expr, what: str, path: 
         yield (*path, "rows"), f"{message}; as many are needed"
 
 
-def _budget(scope: Scope, forward: str, op: Budget, path: Path) -> Iterator[Violation]:
-    """Hold a budget to chances of this forward, and to a carry of earlier ones where it looks past a dip."""
-    place = scope.place()
-    yield from scope.numbers(op.size, (*path, "size"), scope.place(columns=False))
-    yield from _earlier(scope, forward, op, "from", path, "real")
+def _budget(op: Budget, path: Path) -> Iterator[Violation]:
+    """Hold a budget to a carry of earlier chances where it looks past a dip."""
     if op.rule == "earlier" and op.earlier is None:
         yield path, 'the rule earlier reads chances of an earlier round; add the key "earlier"'
     elif op.rule != "earlier" and op.earlier is not None:
         yield (*path, "earlier"), f"the rule {op.rule} reads no earlier chances; remove it"
-    elif op.earlier is not None:
-        yield from scope.piece(Piece(op.earlier), (*path, "earlier"), scope.carries, "", place, "real")
 
 
 def _read_rows(
@@ -251,10 +227,10 @@ def _read_rows(
 def _numbers(scope: Scope, op: Operation, path: Path) -> Iterator[Violation]:
     """Hold an operator to the numbers that its rule reads."""
     fixed = scope.place(columns=False)
-    if isinstance(op, (Grow, Walk)):
-        for key in ("top", "size") if isinstance(op, Grow) else ("depth",):
-            yield from scope.numbers(getattr(op, key), (*path, key), fixed)
     if not isinstance(op, (Accept, Unmask)):
+        for key in _SIZES:
+            if hasattr(op, key):
+                yield from scope.numbers(getattr(op, key), (*path, key), fixed)
         return
     read = _NUMBERS.get(operators.key_of(op), ())
     for key in _CHOSEN:
@@ -294,12 +270,9 @@ def _frozen(scope: Scope, op: Unmask, path: Path) -> Iterator[Violation]:
         yield (*path, "freeze"), f'{message}; add the key "start", the first row that is not of the prompt'
 
 
-def _accept(scope: Scope, forward: str, op: Accept, path: Path, place: Place) -> Iterator[Violation]:
-    yield from scope.piece(op.drafts, (*path, "drafts"), scope.carries, "", place, "token")
-    if op.q is not None:
-        yield from scope.piece(Piece(op.q), (*path, "q"), scope.carries, "", place, "law")
-        if op.rule != "rejection":
-            yield (*path, "q"), f"the rule {op.rule} reads no law of the drafts; remove q, or use rejection"
+def _accept(scope: Scope, forward: str, op: Accept, path: Path) -> Iterator[Violation]:
+    if op.q is not None and op.rule != "rejection":
+        yield (*path, "q"), f"the rule {op.rule} reads no law of the drafts; remove q, or use rejection"
     rows = scope.row_count(forward, op.rows)
     whole = scope.carries[op.drafts.name].length if op.drafts.name in scope.carries else None
     if rows is None or whole is None:

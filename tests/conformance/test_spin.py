@@ -20,6 +20,7 @@ from fsm_spec.load import load
 from fsm_spec.policy import ADMISSIONS, Pool, load_policy
 from fsm_spec.promela.export import promela
 from fsm_spec.table import Table
+from fsm_spec.tiers import tiers_of
 
 pytestmark = pytest.mark.skipif(
     shutil.which("spin") is None or shutil.which("gcc") is None,
@@ -167,4 +168,15 @@ def test_rounds_of_a_scheduler(spec: str, policy: str, pages: int | None, lag: i
     bounds = Bounds(requests=2, pages=pages, policies=(policy,), chunks=True, lag=lag)
     composed = next(compositions(table, bounds))
     states, transitions, errors = spin(promela(composed), tmp_path)
+    assert ours(composed) == (states, transitions, errors > 0)
+
+
+def test_rounds_of_several_sizes(tmp_path: Path) -> None:
+    """A round would be exported under another size than the one that the scheduler chose for it, a late one here."""
+    loaded = load("linear_spec")
+    table = compile_table(loaded.spec, check=True, line_of=loaded.line_of)
+    bounds = Bounds(requests=2, policies=("tiers",), chunks=True, lag=1)
+    composed = next(compositions(table, bounds))
+    states, transitions, errors = spin(promela(composed), tmp_path)
+    assert 2 == len(tiers_of(table, composed.policy).distinct)
     assert ours(composed) == (states, transitions, errors > 0)
