@@ -60,12 +60,16 @@ class Transition:
         """
         before = {name: scope.integers[name] for name in self.table.column_names}
         scope = replace(scope, integers={**before, **args})
-        taken = self.code.choose(before, args)
-        run = self._run(scope, taken)
-        stop = self._stop(scope, run)
         if self.emits:
-            args = {**args, STOP: stop}
-        done = self.code.apply(before, args)
+            taken = self._taken(before, args)
+            run = self._run(scope, taken)
+            stop = self._stop(scope, run)
+            done = self.code.apply(before, {**args, STOP: stop})
+        else:
+            # Nothing stands between choosing a row and taking it: one launch does both.
+            done = self.code.apply(before, args)
+            taken = done.transition // 2
+            run, stop = self._run(scope, taken), torch.full_like(taken, NO_STOP)
         into = torch.where(alive, scope.lines, scope.state.dump)
         lives = alive & (done.columns["state"] != self.end)
         carried = list(self._carried(scope, taken, lives))
@@ -85,6 +89,12 @@ class Transition:
                 assert held is not None, "a carry is one of the table's"
                 held.index_copy_(0, lines, value)
         return Moved(alive, done.transition, done.emitted, stop, run, done.columns)
+
+    def _taken(self, before: dict[str, Tensor], args: dict[str, Tensor]) -> Tensor:
+        """Name the row that each member takes, int32 [n]; where there is but one, nobody need look at guards."""
+        if len(self.rows) == 1:
+            return torch.full_like(before["state"], self.rows[0].index)
+        return self.code.choose(before, args)
 
     def _run(self, scope: DeviceScope, taken: Tensor) -> Tensor:
         """Read the tokens about to be emitted, int64 [n, most]."""
