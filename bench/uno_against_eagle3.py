@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from fidelity import AR, EAGLE3, UNO_LINEAR, Algorithm, acceptance_for, closed_loop
+from published import AR, EAGLE3, UNO_LINEAR, Algorithm, acceptance_for
 from record import RESULTS, write_result
+from regime import closed_loop
 
 from fsm_spec.compile import compile_table
 from fsm_spec.load import load
