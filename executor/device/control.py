@@ -88,7 +88,7 @@ def numbers_of(request: Request, vocabulary: int, mask_id: int) -> NDArray[np.in
         ids[: len(given.bias)], values[: len(given.bias)] = zip(*given.bias, strict=True)
     # A vocabulary of nothing but stop tokens leaves no other token to take.
     least = controls.min_tokens if len({*request.stop_ids, mask_id}) < vocabulary else 0
-    reals = np.array([given.presence, given.frequency, given.repetition])
+    reals = np.array([given.presence, given.frequency, given.repetition], np.float64)
     return np.concatenate([reals.view(np.int64), [least], ids, values.view(np.int64)])
 
 

@@ -38,11 +38,12 @@ from fsm_spec.trace import TraceWriter
 TOKENS = 8
 # One greedy request and two that sample, in one batch; a stop token ends some of them early.
 SAMPLING = (SamplingParams(), SamplingParams(0.9, 12, 0.95), SamplingParams(1.1, min_p=0.02))
-# What the first and the last ask of their laws; the one between pays nothing for it, and its tokens stay what they are.
+# What the first and the last ask of their laws, in whole numbers too, as clients send them; the one between asks for
+# nothing, and its tokens stay what they are.
 CONTROLS = (
     Controls(Adjustment(0.4, 0.3, 1.3)),
     Controls(),
-    Controls(Adjustment(bias=((7, 3.0), (9, -2.0))), 4),
+    Controls(Adjustment(0, 1, 2, ((7, 3), (9, -2))), 4),
 )
 POLICY = Policy(max_running=3)
 # The iteration in which the youngest request gives its pages back.
