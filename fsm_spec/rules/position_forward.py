@@ -144,6 +144,8 @@ class Forward:
         seen = sorted(
             (by_number[n].position, self._token(by_number[n].token), by_number[n].base) for n in row.sees
         )
+        if len(seen) != row.position + 1 - kv:
+            return False  # before a list is made: a position may be any number
         return seen == [(place, place, True) for place in range(kv, row.position + 1)]
 
     def _predicted(self, row: BlockRow) -> int:

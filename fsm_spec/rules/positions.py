@@ -66,8 +66,10 @@ class Follower:
     def walked(self) -> list[tuple[Path, str]]:
         """Follow all ways, breadth first, and give what was found."""
         read = self._read()
-        todo = [self._start()]
-        met = {todo[0].key(read)}
+        # A carry that nobody could walk through counts as too many steps.
+        self.steps = sum(carry.shape[0] or 0 for carry in self.table.carry)
+        todo = [self._start()] if self.steps <= _MOST_STEPS else []
+        met = {place.key(read) for place in todo}
         for place in todo:  # it grows while it is walked
             if self.found:
                 break
@@ -76,10 +78,10 @@ class Follower:
                 if key not in met:
                     met.add(key)
                     todo.append(after)
-            if self.steps > _MOST_STEPS:
-                under = shown_params(self.table.params)
-                message = f"rounds cannot be followed within {_MOST_STEPS:,} steps for {under}"
-                self.found.append((("params",), f"{message}; give smaller check values"))
+        if self.steps > _MOST_STEPS:
+            under = shown_params(self.table.params)
+            message = f"rounds cannot be followed within {_MOST_STEPS:,} steps for {under}"
+            self.found.append((("params",), f"{message}; give smaller check values"))
         return self.found
 
     def _read(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ count. These rules follow tokens over the whole spec, so they are asked only whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from fsm_spec.language import expression
@@ -342,10 +342,7 @@ def _leads(forward: Forward) -> bool:
 def _exceeds(
     scope: Scope, value: Expr, most: Expr, walk: tuple[Expr, Expr | None, str], path: Path, sentence: str
 ) -> Iterator[Violation]:
-    """Report the first values for which an expression exceeds what is verified while the guard holds.
-
-    Where another guard holds for the same values, that overlap is reported in its place: the rest follows from it.
-    """
+    """Report the first values for which an expression exceeds what is verified while the guard holds."""
     for params in scope.settings():
         try:
             found = _excess(scope, value, most, walk, params)
@@ -353,26 +350,8 @@ def _exceeds(
             return  # the divisor has a finding of its own
         if found is not None:
             shown = ", ".join(f"{name} = {number}" for name, number in found[2].items())
-            overlap = _overlap(scope, path, found[2])
-            if overlap is None:
-                yield path, f"{sentence.format(*found[:2])} ({shown})"
-            else:
-                state, later = overlap
-                yield later, f"two guards of state {state} hold at once where {shown}"
+            yield path, f"{sentence.format(*found[:2])} ({shown})"
             return
-
-
-def _overlap(scope: Scope, path: Path, values: Mapping[str, int]) -> tuple[str, Path] | None:
-    """Find a state with two guards that hold for the same values, and the later of them; None where there is none."""
-    here = int(path[1])
-    mine = scope.spec.transitions[here]
-    for index, other in enumerate(scope.spec.transitions):
-        shared = [state for state in sources_of(other) if state in sources_of(mine)]
-        if index == here or other.on != mine.on or not shared:
-            continue
-        if set(expression.names(other.when)) <= set(values) and evaluate(other.when, values):
-            return shared[0], ("transitions", max(index, here), "when")
-    return None
 
 
 def _excess(

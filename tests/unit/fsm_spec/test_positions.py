@@ -147,6 +147,12 @@ def test_rows_beyond_the_block_are_not_kept() -> None:
     )
 
 
+def test_a_position_far_away_is_no_text() -> None:
+    """A list of all places up to it would fill the memory."""
+    far = TWO_CLEAN.replace("{name: seed, source: pending,", "{name: seed, source: pending, at: 2000000000,")
+    assert ["transitions[0].keep"] == [each.partition(":")[0] for each in findings(far)]
+
+
 def test_a_path_kept_densely_is_another_text() -> None:
     """The first nodes of a tree are no path of it."""
     wrong = found("eagle3", "verify", keep_rows=None)
@@ -160,7 +166,7 @@ def test_abstract_models_and_unclaimed_tokens_are_left_alone(monkeypatch: pytest
     assert [] == list(positions.faults_of(compile_table(load("sdar").spec, check=True)))
     assert [] == list(positions.faults_of(compile_table(load("isd_topk").spec, check=True)))
     table = compile_table(load("isd").spec, check=True)
-    monkeypatch.setattr(positions, "_MOST_STEPS", 1)
+    monkeypatch.setattr(positions, "_MOST_STEPS", 3)
     assert [
-        (("params",), "rounds cannot be followed within 1 steps for n=2; give smaller check values")
+        (("params",), "rounds cannot be followed within 3 steps for n=2; give smaller check values")
     ] == list(positions.faults_of(table))
