@@ -93,6 +93,8 @@ class Run:
         drafters = [draft.model for draft in self.runner.drafting.models.values()]
         shared = (self.engine.table, self.runner.model, self.engine.planner, *drafters)
         after = copy.deepcopy(self, {id(each): each for each in shared})
+        # A copy of a view is an array of its own: the columns are lines of one array again.
+        after.engine.columns = dict(zip(after.engine.columns, after.engine._lines, strict=True))
         after.runner.operators.chooser = chooser
         after.engine.iterate()
         stale = torch.ones(PAGES * PAGE_SIZE, dtype=torch.bool)
