@@ -52,7 +52,8 @@ class Place:
 
         def moved(token: int) -> int | str:
             if token >= 0:
-                return token - self.text
+                # Committed KV stays, so a token before it fits nowhere again, however far back it stands.
+                return token - self.text if token >= self.columns["kv"] else "past"
             return "mask" if token == MASK else f"draft {drafts.setdefault(token, len(drafts))}"
 
         columns = {**self.columns, "kv": self.columns["kv"] - self.text}

@@ -170,3 +170,9 @@ def test_abstract_models_and_unclaimed_tokens_are_left_alone(monkeypatch: pytest
     assert [
         (("params",), "rounds cannot be followed within 3 steps for n=2; give smaller check values")
     ] == list(positions.faults_of(table))
+
+
+def test_a_carry_may_stay_unread_for_any_number_of_rounds() -> None:
+    """Drafts of an older round stand in the carry while single tokens pass: one place, however far the text goes on."""
+    table = compile_table(load("docs/examples/echo.yaml").spec, check=True)
+    assert [] == list(positions.faults_of(table))
