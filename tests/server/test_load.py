@@ -6,16 +6,13 @@ import asyncio
 import json
 import os
 import random
-import signal
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
-from live_server import Running, Serve, process
+from live_server import Running, Serve
 
 from fsm_spec.executor.server.engines import OneEngine
 
@@ -342,37 +339,3 @@ def test_tier_policies_switch_while_serving(serve: Serve) -> None:
     with serve("linear_spec", pages=300, params={"b": 4}) as running:
         refused = running.http.put("/v1/fsm/policy", json={"policy": "tiers"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "policy")
-
-
-def kill_in_the_middle(running: Running) -> None:
-    """Kill a server while it streams."""
-    body = {"prompt": "hello", "max_tokens": 900, "stream": True, **LONG}
-    with running.http.stream("POST", "/v1/completions", json=body) as response:
-        for _ in response.iter_bytes():
-            assert running.process is not None
-            running.process.kill()
-
-
-def test_a_killed_server_comes_back_and_drains_on_sigterm(folder: Path, tmp_path: Path) -> None:
-    """After SIGKILL the next start is clean; on SIGTERM running requests end whole, and the exit code is 0."""
-    options = ("--pages", "300", "--page-size", "4", "--drain", "300")
-    with (
-        process(folder, tmp_path / "one.log", "ngram", *options) as running,
-        pytest.raises(httpx.TransportError),
-    ):
-        kill_in_the_middle(running)
-    with process(folder, tmp_path / "two.log", "ngram", *options) as running:
-        assert running.settled()["vllm:generation_tokens_total"] == 0
-        body = {"prompt": "hello", "max_tokens": 400, "stream": True, "n": 2, **LONG}
-        with running.http.stream("POST", "/v1/completions", json=body) as response:
-            lines = response.iter_lines()
-            next(lines)
-            assert running.process is not None
-            running.process.send_signal(signal.SIGTERM)
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert running.process.wait(180) == 0
-    records = [json.loads(line) for line in (tmp_path / "two.log").read_text().splitlines()]
-    events = [record["event"] for record in records if not record.get("path", "").startswith("/v1/fsm")]
-    assert ["serving", "draining", "request"] == events
-    assert not any("hello" in json.dumps(record) for record in records)
