@@ -108,6 +108,7 @@ class _Exchange:
                 status=self.status,
                 seconds=round(time.perf_counter() - begun, 4),
                 **state.get("log", {}),
+                **state.get("outcome", dict)(),
             )
 
     def _admit(self, state: dict[str, object]) -> None:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fsm_spec.errors import UserError
 from fsm_spec.executor.server import logs
@@ -99,8 +100,8 @@ class _Draining(uvicorn.Server):
         while self.server.guard.running and time.monotonic() < until:  # noqa: ASYNC110 -- as uvicorn waits
             await asyncio.sleep(0.02)
         for connection in list(self.server_state.connections):
-            cycle = connection.cycle
-            if cycle is not None and not cycle.response_complete:
+            assert isinstance(connection, H11Protocol)
+            if connection.cycle is not None and not connection.cycle.response_complete:
                 connection.transport.abort()
         await super().shutdown(sockets)
 

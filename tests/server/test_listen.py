@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from fsm_spec.cli import application
 from fsm_spec.executor.server import command
+from fsm_spec.executor.server.address import bound
 
 OPTIONS = ("--pages", "700", "--page-size", "4", "--drain", "300")
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 900, "stream": True, "ignore_eos": True}
@@ -63,7 +64,7 @@ def test_an_address_that_cannot_be_had_is_told_first(
 
 def test_every_address_of_a_host_is_taken() -> None:
     """A port that is free on one address only is in use; port 0 is the same one on all."""
-    with command.bound("localhost", 0) as sockets:
+    with bound("localhost", 0) as sockets:
         assert len({each.getsockname()[1] for each in sockets}) == 1
 
 
@@ -129,5 +130,5 @@ def test_a_killed_server_comes_back(folder: Path, tmp_path: Path) -> None:
     ):
         kill_in_the_middle(running)
     port = int(running.url.rpartition(":")[2])
-    with command.bound("127.0.0.1", port) as sockets:
+    with bound("127.0.0.1", port) as sockets:
         sockets[0].listen()
