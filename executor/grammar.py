@@ -92,10 +92,10 @@ class GrammarCompiler:
         try:
             compiled: str = make(text)
         except ValueError as error:
-            raise UserError(f"the grammar is refused: {_first_line(str(error))}") from None
+            raise UserError(f"the grammar is refused: {_sentence(str(error))}") from None
         fault = self._matcher(compiled).get_error()
         if fault:
-            raise UserError(f"the grammar is refused: {_first_line(fault)}")
+            raise UserError(f"the grammar is refused: {_sentence(fault)}")
         return compiled
 
     def start(self, compiled: str) -> Grammar:
@@ -120,5 +120,16 @@ def any_json() -> str:
     return json.dumps({"type": "object"})
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:300]
+def _sentence(text: str) -> str:
+    """Give the first line, and where that only announces a reason, the last one that has it."""
+    lines = [line.strip() for line in text.strip().splitlines()] or [""]
+    last = (
+        next((line for line in reversed(lines) if line.startswith("error:")), "")
+        if lines[0].endswith(":")
+        else ""
+    )
+    return (
+        f"{lines[0].removesuffix(':')[:300]}: {last.removeprefix('error:').strip()[:300]}"
+        if last
+        else lines[0][:300]
+    )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,56 +15,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fsm_spec.errors import UserError
 from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
 from fsm_spec.simulator.command import over_time
 from fsm_spec.simulator.measure import Measured, Target, measure
-from fsm_spec.simulator.metrics import UNSET
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.prompts import Prompts
 from fsm_spec.simulator.result_file import read_results
+from fsm_spec.simulator.slo import Slo, goodput, kept, parse_slos, spelled_out
 from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
 from fsm_spec.wording import counted
-
-
-@dataclass(frozen=True)
-class Objective:
-    """Hold the latencies that a good answer keeps, in milliseconds; None asks for nothing."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
-
-    @classmethod
-    def parse(cls, text: str | None) -> Objective | None:
-        """Read `ttft:200,tpot:50,e2e:2000`; raises UserError with the right form."""
-        if text is None:
-            return None
-        given: dict[str, float] = {}
-        for part in text.split(","):
-            name, _, value = part.strip().partition(":")
-            try:
-                given[{"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2e_ms"}[name]] = float(value)
-            except (KeyError, ValueError):
-                raise UserError(f'--slo "{text}" is unknown; write ttft:200,tpot:50,e2e:2000 (ms)') from None
-        return cls(**given)
-
-    def kept(self, measured: Measured) -> int:
-        """Count the finished requests that kept all limits."""
-        log = measured.log
-        good = log.finished & (log.first_token_ns != UNSET)
-        steps = (log.emitted - 1).clip(min=1)
-        times = {
-            "ttft_ms": log.first_token_ns - log.arrival_ns,
-            "tpot_ms": (log.finish_ns - log.first_token_ns) / steps,
-            "e2e_ms": log.finish_ns - log.arrival_ns,
-        }
-        for name, values in times.items():
-            limit = getattr(self, name)
-            if limit is not None:
-                good &= values <= limit * 1e6
-        return int(good.sum())
 
 
 @dataclass(frozen=True)
@@ -77,7 +38,7 @@ class Bench:
     requests: int | None
     dataset: Path | None
     seed: int
-    slo: str | None
+    slo: tuple[str, ...]
 
     def workload(self, prompts: Prompts) -> Requests:
         """Draw the requests, as the simulator does; a closed loop takes 4 a user."""
@@ -121,7 +82,7 @@ class Bench:
 def execute(bench: Bench, *, page: Path | None, beside: list[Path], as_json: bool) -> None:
     """Measure, then print and write; raises UserError."""
     others = [scenario for path in beside for scenario in read_results(path)]
-    objective = Objective.parse(bench.slo)
+    slos = parse_slos(spelled_out(bench.slo))
     prompts = Prompts.read(bench.dataset, bench.seed, chat=bench.target.chat)
     requests = bench.workload(prompts)
     measured = _watched(bench, requests, prompts)
@@ -135,16 +96,16 @@ def execute(bench: Bench, *, page: Path | None, beside: list[Path], as_json: boo
     )
     if page is not None:
         write_page(page, [scenario, *others], "Measured and simulated" if others else "Measured")
-    value = content(bench, measured, settings, notes, objective)
+    value = content(bench, measured, settings, notes, slos)
     if as_json:
         sys.stdout.write(json.dumps(value, indent=1) + "\n")
         return
     screen = Screen(highlight=False)
     report.print_report(screen, [scenario, *others])
-    if objective is not None:
+    if slos:
         good = value["goodput"]
         screen.print(
-            f"goodput {good['req_s']:.3g} requests/s: {good['kept']} of {good['of']} kept {bench.slo}"
+            f"goodput {good['req_s']:.3g} requests/s: {good['kept']} of {good['of']} kept {good['slo']}"
         )
     if page is not None:
         screen.print(f"report in {page}", soft_wrap=True)
@@ -155,7 +116,7 @@ def content(
     measured: Measured,
     settings: dict[str, str],
     notes: tuple[str, ...],
-    objective: Objective | None,
+    slos: Sequence[Slo],
 ) -> dict[str, Any]:
     """Give a measurement in the form of a simulation's result."""
     about, summary = measured.about, measured.summary
@@ -178,13 +139,12 @@ def content(
             "failed": measured.failed,
         },
     }
-    if objective is not None:
-        kept = objective.kept(measured)
+    if slos:
         value["goodput"] = {
-            "slo": bench.slo,
-            "kept": kept,
+            "slo": ",".join(bench.slo),
+            "kept": kept(measured.log, slos),
             "of": summary.requests,
-            "req_s": round(kept / summary.duration_s, 6) if summary.duration_s else 0.0,
+            "req_s": round(goodput(measured.log, slos, summary.duration_s), 6),
         }
     return value
 

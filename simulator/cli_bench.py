@@ -52,7 +52,10 @@ def serve(
     ] = True,
     seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and prompts.")] = 0,
     slo: Annotated[
-        str | None, typer.Option(help="Latencies in ms that count for goodput: ttft:200,tpot:50,e2e:2000.")
+        list[str] | None,
+        typer.Option(
+            help="A limit for goodput, such as ttft_p95=500ms, or ttft:200,tpot:50 in ms; may be repeated."
+        ),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report.")] = None,
     beside: Annotated[
@@ -66,5 +69,5 @@ def serve(
     from fsm_spec.simulator.measure import Target
 
     target = Target(url, model, api_key, chat, temperature, ignore_eos)
-    bench = Bench(target, arrivals, input_, output, requests, dataset, seed, slo)
+    bench = Bench(target, arrivals, input_, output, requests, dataset, seed, tuple(slo or ()))
     execute(bench, page=report, beside=list(beside or ()), as_json=as_json)

@@ -16,6 +16,7 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 UNITS = {"ms": 1.0, "s": 1000.0, "us": 0.001}
 FORM = "ttft_p95=500ms, tpot_mean=20ms or e2e_p99=10s"
 PATTERN = re.compile(r"(ttft|tpot|e2e)_(mean|p50|p90|p95|p99|max)=([0-9.]+)(ms|s|us)")
+SHORT = re.compile(r"^(ttft|tpot|e2e):([0-9.]+)$")
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,19 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
     return tuple(found.values())
 
 
+def spelled_out(texts: Sequence[str]) -> list[str]:
+    """Part lists at commas, and write `ttft:200` (milliseconds), as benchmarks of servers do, in our own form."""
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    return [SHORT.sub(r"\1_max=\2ms", part) for part in parts]
+
+
 def goodput(log: RequestLog, slos: Sequence[Slo], seconds: float) -> float:
-    """Return requests a second that finished within every limit, each read as one of that request's own latency."""
+    """Return requests a second that kept every limit."""
+    return kept(log, slos) / seconds if seconds > 0 else 0.0
+
+
+def kept(log: RequestLog, slos: Sequence[Slo]) -> int:
+    """Count requests that finished within every limit, each read as one of that request's own latency."""
     done = log.finished & (log.arrival_ns >= 0) & (log.first_token_ns != UNSET)
     tokens = np.maximum(1, log.emitted - 1)
     own = {
@@ -68,4 +80,4 @@ def goodput(log: RequestLog, slos: Sequence[Slo], seconds: float) -> float:
     good = done.copy()
     for slo in slos:
         good &= own[slo.metric] <= slo.limit_ms
-    return float(good.sum()) / seconds if seconds > 0 else 0.0
+    return int(good.sum())

@@ -9,6 +9,7 @@ from fsm_spec.executor.generate import Result
 from fsm_spec.executor.logprobs import TokenLogprob
 from fsm_spec.executor.server.intake import Order
 from fsm_spec.executor.server.job import Delta, Job
+from fsm_spec.executor.server.refusal import Refusal
 from fsm_spec.executor.server.served import Served
 
 CHAT = "chatcmpl"
@@ -25,6 +26,7 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     result: Result | None = None
+    error: Refusal | None = None
     said: int = 0
     offset: int = 0
 
@@ -35,6 +37,7 @@ class Choice:
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.result = delta.result or self.result
+        self.error = delta.error or self.error
 
 
 class Writer:
@@ -206,6 +209,19 @@ class Writer:
             "completion_tokens": completion,
             "total_tokens": self.order.prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def outcome(self) -> dict[str, Any]:
+        """Say for the log what was given; `abort` is the end of a choice whose client has left."""
+        reasons = [
+            self._reason(choice) or (choice.error.code if choice.error else None) or "abort"
+            for choice in self.choices
+        ]
+        usage = self.usage()
+        return {
+            "completion_tokens": 0 if self.order.hidden else sum(job.emitted for job in self.order.jobs),
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "finish_reason": ",".join(dict.fromkeys(reasons)),
         }
 
     def _with_statistics(self, answer: dict[str, Any]) -> dict[str, Any]:

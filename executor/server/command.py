@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from fsm_spec.errors import UserError
 from fsm_spec.executor.attention_option import require_attention
 from fsm_spec.executor.command import capture_graphs, progress_bar, trace_file
 from fsm_spec.executor.quantization_option import Quantization, require_quantization
+from fsm_spec.executor.server import logs
+from fsm_spec.executor.server.address import bound
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import Loaded, load
@@ -77,25 +80,30 @@ def execute(run: Serving, settings: dict[str, Any]) -> None:
         require_ray()
         if run.trace is not None:
             raise UserError("--trace follows one engine; leave out --replicas")
+    with bound(run.host, run.port) as sockets:
+        _serve(run, settings, sockets)
+
+
+def _serve(run: Serving, settings: dict[str, Any], sockets: list[socket.socket]) -> None:
+    logs.set_up(as_json=run.log_json)
     loaded = load(run.spec)
     chosen_policy(run)
     chosen_device(run)
     refuse_model(run)
-    verdict = judge(loaded, run.params, unproved=run.unproved)
+    with logs.timed("checking", "checked", spec=loaded.spec.spec) as found:
+        verdict = found["verdict"] = judge(loaded, run.params, run.spec, unproved=run.unproved)
     refuse_spec(run, loaded)
 
-    from fsm_spec.executor.server import logs
     from fsm_spec.executor.server.listen import listen
 
-    logs.set_up(as_json=run.log_json)
     if run.replicas == 1:
         with trace_file(run.trace) as trace:
-            listen(build(run, settings, loaded, verdict, trace=trace), run.host, run.port)
+            listen(build(run, settings, loaded, verdict, trace=trace), sockets)
         return
     from fsm_spec.executor.server.cluster import replicated
 
     with replicated(run, settings, loaded, verdict) as server:
-        listen(server, run.host, run.port)
+        listen(server, sockets)
 
 
 def refuse_model(run: Serving) -> None:
@@ -146,17 +154,15 @@ def chosen_policy(run: Serving) -> Policy:
     return policy
 
 
-def judge(loaded: Loaded, params: dict[str, int], *, unproved: bool) -> str:
-    """Check a spec and give the verdict; raises UserError for one that is not proved, unless that is allowed."""
+def judge(loaded: Loaded, params: dict[str, int], asked: str, *, unproved: bool) -> str:
+    """Check a spec, `asked` for by name or path, and give the verdict; raises UserError unless proved or `unproved`."""
     small = {name: min(value, loaded.spec.params[name].check) for name, value in params.items()}
     found = check(compile_table(loaded.spec, small, check=True, line_of=loaded.line_of))
     if found.verdict == PROVED or unproved:
         return found.verdict
     names = ", ".join(each.name for each in (found.refuted or found.properties[:1]))
     what = f"is refuted: {names}" if found.verdict == REFUTED else "was not searched to its end"
-    raise UserError(
-        f"{loaded.spec.spec} {what}; see fsm-spec check {loaded.spec.spec}, or serve it with --unproved"
-    )
+    raise UserError(f"{loaded.spec.spec} {what}; see fsm-spec check {asked}, or serve it with --unproved")
 
 
 def build(
@@ -200,7 +206,9 @@ def open_engine(
         from fsm_spec.executor.tensor_parallel import refuse_drafters
 
         refuse_drafters(table)
-    model = model or _load(run, table)
+    if model is None:
+        with logs.timed("loading", "loaded", model=run.model):
+            model = _load(run, table)
     params = trained_settings(loaded.spec, run.params, policy, model.config.block_size)
     if params != run.params:
         table = compile_table(loaded.spec, params, line_of=loaded.line_of)

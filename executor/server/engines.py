@@ -36,7 +36,7 @@ class Engines(Protocol):
         """Begin to run jobs."""
 
     async def stop(self) -> None:
-        """End; what still runs is dropped."""
+        """End; who still waits hears of it. A second call does nothing."""
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue the jobs of one request; raises Refusal where there is no room, or nothing runs them."""
@@ -79,6 +79,7 @@ class OneEngine:
         self.worker = Worker(session, queue, self.observer)
         self.submit = self.worker.submit
         self.cancel = self.worker.cancel
+        self._stopped = False
 
     @property
     def alive(self) -> bool:
@@ -100,7 +101,10 @@ class OneEngine:
         self.worker.start()
 
     async def stop(self) -> None:
-        """End the thread after its iteration, and send what is left of traces."""
+        """End the thread after its iteration, and send what is left of traces; a second call does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
         await asyncio.to_thread(self.worker.stop)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)

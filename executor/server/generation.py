@@ -24,6 +24,7 @@ async def answer(order: Order, served: Served, engines: Engines, request: Reques
     """Give the response to an order; raises Refusal where it cannot be taken now."""
     engines.submit(order.jobs)
     writer = Writer(order, served)
+    request.state.outcome = writer.outcome
     if order.stream:
         # The first word decides between a stream and an error with a status of its own.
         try:
@@ -33,6 +34,7 @@ async def answer(order: Order, served: Served, engines: Engines, request: Reques
             raise
         if first[1].error is not None:
             engines.cancel(order.jobs)
+            first[0].add(first[1])
             raise first[1].error
         events = _events(writer, first)
         return EventStream(events, lambda: engines.cancel(order.jobs), served.settings.stall)
@@ -48,9 +50,9 @@ async def _finish(writer: Writer) -> None:
     """Follow all choices to their ends; raises Refusal where one fails."""
     while any(choice.result is None for choice in writer.choices):
         choice, delta = await _next(writer)
+        choice.add(delta)
         if delta.error is not None:
             raise delta.error
-        choice.add(delta)
 
 
 async def _next(writer: Writer) -> tuple[Choice, Delta]:
@@ -66,6 +68,7 @@ async def _events(writer: Writer, first: tuple[Choice, Delta]) -> AsyncGenerator
     choice, delta = first
     while True:
         if delta.error is not None:
+            choice.add(delta)
             yield event(delta.error.content()) + DONE
             return
         part = b"".join(map(event, writer.chunks(choice, delta)))

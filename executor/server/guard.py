@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fsm_spec.executor.server import logs
-from fsm_spec.executor.server.refusal import Refusal
+from fsm_spec.executor.server.refusal import Refusal, going_down
 from fsm_spec.executor.server.settings import Settings
 from fsm_spec.executor.server.stream import encode
 
@@ -23,20 +23,25 @@ _MOST_PATH = 8192
 
 
 class Guard:
-    """Wrap the application."""
+    """Wrap the application; `running` requests are not answered to their end yet."""
 
     def __init__(self, app: ASGIApp, settings: Settings, refused: Callable[[str], None]) -> None:
         self.app = app
         self.settings = settings
         self.refused = refused
         self.draining = False
+        self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        await _Exchange(self, scope, receive, send).run()
+        self.running += 1
+        try:
+            await _Exchange(self, scope, receive, send).run()
+        finally:
+            self.running -= 1
 
     def client_of(self, headers: Mapping[bytes, bytes], scope: Scope) -> str:
         """Name whom a request is for: its key where keys are asked for, else its address; raises Refusal for 401."""
@@ -103,6 +108,7 @@ class _Exchange:
                 status=self.status,
                 seconds=round(time.perf_counter() - begun, 4),
                 **state.get("log", {}),
+                **state.get("outcome", dict)(),
             )
 
     def _admit(self, state: dict[str, object]) -> None:
@@ -113,8 +119,7 @@ class _Exchange:
         if self.path not in OPEN and not self.path.startswith("/page/"):
             state["client"] = self.guard.client_of(self.headers, self.scope)
             if self.guard.draining:
-                headers = {"Retry-After": "30", "Connection": "close"}
-                raise Refusal("the server is going down", code="draining", status=503, headers=headers)
+                raise going_down("draining")
         declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.guard.settings.max_body:
             raise self._too_large()

@@ -63,8 +63,6 @@ class Order:
 def completion_order(request: CompletionRequest, served: Served, request_id: str, client: str) -> Order:
     """Lay out a completion; raises Refusal for what cannot be served."""
     served.require_model(request.model)
-    if request.best_of not in (None, request.n or 1):
-        raise Refusal("best_of must equal n: every choice is returned", "best_of", "invalid_value")
     prompts = _prompts(request, served)
     echo = bool(request.echo)
     scores_prompt = echo and request.logprobs is not None
@@ -163,6 +161,8 @@ def require_tokens(tokens: list[int], vocabulary: int, param: str) -> None:
 
 
 def _order(kind: str, request: SamplingRequest, request_id: str, prompts: list[list[int]]) -> Order:
+    if request.best_of not in (None, request.n or 1):
+        raise Refusal("best_of must equal n: every choice is returned", "best_of", "invalid_value")
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
         raise Refusal("stream_options needs stream: true", "stream_options", "invalid_value")

@@ -2,60 +2,108 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import sys
+import time
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fsm_spec.errors import UserError
 from fsm_spec.executor.server import logs
+from fsm_spec.executor.server.address import not_had
 from fsm_spec.executor.server.app import Server
 
+# Seconds that last words may take to reach clients.
+_FAREWELL = 2
 
-def listen(server: Server, host: str, port: int) -> None:
+
+def listen(server: Server, sockets: list[socket.socket]) -> None:
     """Serve until SIGTERM or SIGINT: from then on new requests are refused and running ones get the time to end."""
-    settings = server.served.settings
     config = uvicorn.Config(
         server.app,
-        host=host,
-        port=port,
         # It bounds the size of headers; httptools, which uvicorn would take where it is there, does not.
         http="h11",
         ws="none",
         log_config=None,
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=max(1, int(settings.drain)),
+        timeout_graceful_shutdown=_FAREWELL,
         server_header=False,
         # Longer than clients keep idle connections, so that none meets one that is just being closed.
         timeout_keep_alive=75,
     )
-
-    class Draining(uvicorn.Server):
-        """Tell the guard first, so that what comes on open connections is refused too."""
-
-        def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ANN401 -- as overridden
-            if not server.guard.draining:
-                server.guard.draining = True
-                logs.log("draining", signal=signal.Signals(sig).name, running=server.engines.running)
-            del frame  # the protocol's
-            # As uvicorn does, but without raising the signal again at the end: the exit code is 0.
-            self.force_exit = self.should_exit
-            self.should_exit = True
-
-        async def on_tick(self, counter: int) -> bool:
-            # Nothing brings a failed engine back: end, so that whoever watches the process starts another.
-            return await super().on_tick(counter) or server.engines.fault is not None
-
-        async def startup(self, sockets: Any = None) -> None:  # noqa: ANN401 -- as overridden
-            await super().startup(sockets)
-            if self.started:
-                _announce(server, self)
-
-    Draining(config).run()
+    _Draining(config, server).run(sockets)
     if server.engines.fault is not None:
         raise UserError(f"the engine failed: {server.engines.fault}; the log says more")
+
+
+class _Draining(uvicorn.Server):
+    """Go on listening while requests end: who comes meanwhile is told to come later, and monitors are answered.
+
+    A second signal ends what runs: its clients hear of it. A third one kills the process.
+    """
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self.server = server
+        self.until = 0.0
+        self._signals: list[int] = []
+        self._told = 0
+
+    def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ANN401 -- as overridden
+        """Note a signal; unlike uvicorn's own it is not raised again at the end: the exit code is 0."""
+        del frame  # the protocol's
+        if not self._signals:
+            self.server.guard.draining = True
+            self.until = time.monotonic() + self.server.served.settings.drain
+        else:
+            self.until = 0.0
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, signal.SIG_DFL)
+        self._signals.append(sig)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Tell whether to end; nothing brings a failed engine back: whoever watches the process starts another."""
+        await super().on_tick(counter)
+        self._tell()
+        if self.server.engines.fault is not None:
+            return True
+        return bool(self._signals) and (not self.server.guard.running or time.monotonic() >= self.until)
+
+    def _tell(self) -> None:
+        """Log signals here: in a signal's handler the log's stream may be in the middle of a line."""
+        for sig in self._signals[self._told :]:
+            event = "ending what runs" if self._told else "draining"
+            logs.log(event, signal=signal.Signals(sig).name, running=self.server.engines.running)
+            self._told += 1
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            # Somebody else has begun to listen since the address was bound.
+            await self.lifespan.shutdown()
+            assert sockets is not None
+            raise not_had(*sockets[0].getsockname()[:2], error) from None
+        if self.started:
+            _announce(self.server, self)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell whoever still waits that nothing more comes, and let go of those who read nothing."""
+        await self.server.engines.stop()
+        until = time.monotonic() + _FAREWELL
+        while self.server.guard.running and time.monotonic() < until:  # noqa: ASYNC110 -- as uvicorn waits
+            await asyncio.sleep(0.02)
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, H11Protocol)
+            if connection.cycle is not None and not connection.cycle.response_complete:
+                connection.transport.abort()
+        await super().shutdown(sockets)
 
 
 def _announce(server: Server, running: uvicorn.Server) -> None:

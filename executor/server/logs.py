@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,6 +51,15 @@ def set_up(*, as_json: bool) -> None:
         logger.handlers = [handler]
         logger.setLevel(level)
         logger.propagate = False
+
+
+@contextmanager
+def timed(begun: str, done: str, **fields: object) -> Iterator[dict[str, object]]:
+    """Log that something has begun and, unless it fails, that it is done, in how many seconds; fields may be added."""
+    log(begun, **fields)
+    since = time.perf_counter()
+    yield fields
+    log(done, **fields, seconds=round(time.perf_counter() - since, 1))
 
 
 def log(event: str, **fields: object) -> None:

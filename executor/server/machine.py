@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from pydantic import ValidationError
+
 from fsm_spec.drawing.state_drawing import svg
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.executor.generate import Session
 from fsm_spec.executor.server.meter import Meter
 from fsm_spec.executor.server.refusal import Refusal
 from fsm_spec.executor.server.served import Served
+from fsm_spec.executor.server.validation import refusal_of
 from fsm_spec.executor.server.worker import Worker
 from fsm_spec.policy import ADMISSIONS, Policy, load_policy, shipped_policies
 
@@ -91,7 +94,11 @@ def switch_policy(session: Session, wanted: str | dict[str, Any], most: int | No
         raise Refusal(f"no policy is called {wanted!r}; known: {', '.join(known)}", "policy", "invalid_value")
     try:
         policy = load_policy(wanted) if isinstance(wanted, str) else Policy.model_validate(wanted)
-    except (FsmSpecError, ValueError) as error:
+    except ValidationError as error:
+        faults = [{**each, "loc": ("policy", *each["loc"])} for each in error.errors()]
+        found = refusal_of(faults, list(Policy.model_fields))
+        raise Refusal(found.message, "policy", found.code) from None
+    except FsmSpecError as error:
         raise Refusal(" ".join(str(error).split()), "policy", "invalid_value") from None
     require_live(policy)
     if most is not None and (isinstance(wanted, str) or "max_running" not in wanted):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MOST_CHOICES = 128
 MOST_LOGPROBS = 20
@@ -96,16 +96,30 @@ class SamplingRequest(Strict):
     """Hold what completions and chats have in common."""
 
     neutral: ClassVar[Neutral] = {
+        "allowed_token_ids": (),
+        "bad_words": ([],),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "detokenize": (True,),
+        "early_stopping": (False,),
+        "length_penalty": (1, 1.0),
         "metadata": ({},),
         "modalities": (["text"],),
         "prediction": (),
         "prompt_cache_key": (),
+        "prompt_cache_retention": (),
+        "prompt_logprobs": (),
         "safety_identifier": (),
         "service_tier": ("auto", "default"),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
         "store": (False,),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
     }
     model: Text | None = Field(default=None, description="a served name; the server's own when left out")
     n: Int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="choices for each prompt")
+    best_of: Int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="must equal n")
     max_tokens: Int | None = Field(default=None, ge=0, lt=2**31, description="most tokens to generate")
     temperature: Real | None = Field(default=None, ge=0, le=2, description="0 takes the most probable token")
     top_p: Real | None = Field(default=None, gt=0, le=1)
@@ -155,13 +169,18 @@ class CompletionRequest(SamplingRequest):
     )
     echo: Flag | None = Field(default=None, description="begin the text with the prompt")
     logprobs: Int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-    best_of: Int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="must equal n")
+
+
+def _only_text(kind: object) -> object:
+    if kind != "text":
+        raise ValueError("only parts of type text are read")
+    return kind
 
 
 class TextPart(Strict):
     """Be one part of a message."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(_only_text)]
     text: Text
 
 
@@ -239,9 +258,13 @@ class ChatRequest(SamplingRequest):
 
     neutral: ClassVar[Neutral] = {
         **SamplingRequest.neutral,
+        "add_generation_prompt": (True,),
         "audio": (),
-        "function_call": (),
-        "functions": (),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "echo": (False,),
+        "function_call": ("none",),
+        "functions": ([],),
         "reasoning_effort": (),
         "verbosity": (),
         "web_search_options": (),

@@ -46,6 +46,12 @@ class Refusal(FsmSpecError):
         return error_content(self.status, self.message, self.param, self.code)
 
 
+def going_down(code: str) -> Refusal:
+    """Refuse what comes while the server ends, or what still ran then."""
+    headers = {"Retry-After": "30", "Connection": "close"}
+    return Refusal("the server is going down; send it again later", code=code, status=503, headers=headers)
+
+
 def error_content(
     status: int, message: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.fair import FairQueue
 from fsm_spec.executor.server.job import Delta, Job
-from fsm_spec.executor.server.refusal import Refusal
+from fsm_spec.executor.server.refusal import Refusal, going_down
 from fsm_spec.executor.server.replica import Hello, Message, Start
 from fsm_spec.executor.server.replica_metrics import FrontMetrics
 from fsm_spec.executor.server.routing import PrefixRouter
@@ -118,12 +118,14 @@ class Replicas:
 
     async def stop(self) -> None:
         """Tell everyone who waits that nothing more will come, and let replicas send what is left of traces."""
+        if self._stopping:
+            return
         self._stopping = True
         await self._ask_all("close")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        refusal = Refusal("the server is going down", code="engine_down", status=503)
+        refusal = going_down("engine_down")
         waiting = list(self._at)
         self._at.clear()
         while self.queue.peek() is not None:

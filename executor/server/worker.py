@@ -20,7 +20,7 @@ from fsm_spec.executor.generate import FAULT, NOT_FINITE, Session
 from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.fair import FairQueue
 from fsm_spec.executor.server.job import Delta, Job
-from fsm_spec.executor.server.refusal import Refusal
+from fsm_spec.executor.server.refusal import Refusal, going_down
 from fsm_spec.policy import fill_slots
 
 Answer = TypeVar("Answer")
@@ -140,11 +140,8 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 -- whatever it is, clients must hear of it
             self.fault = error
             logs.LOGGER.exception("the engine failed")
-        sentence = (
-            "the server is going down" if self.fault is None else "the engine failed; see the server's log"
-        )
-        status = 503 if self.fault is None else 500
-        self._fail_all(Refusal(sentence, code="engine_down", status=status))
+        failed = Refusal("the engine failed; see the server's log", code="engine_down", status=500)
+        self._fail_all(going_down("engine_down") if self.fault is None else failed)
         self._ended = True
         self._act()
 

@@ -33,7 +33,9 @@ def test_results_have_the_form_of_a_simulation(server: Running, tmp_path: Path, 
         "8",
         *LOAD,
         "--slo",
-        "e2e:100000,ttft:0",
+        "e2e:100000",
+        "--slo",
+        "ttft_p95=1us",
     )
     code, said, _ = bench(*given, "--json")
     assert code == 0
@@ -103,7 +105,7 @@ def test_mistakes_get_one_sentence(server: Running, tmp_path: Path) -> None:
     for options, sentence in [
         (("--url", "http://127.0.0.1:9", *LOAD), "cannot be reached"),
         (("--url", server.url, "--arrivals", "closed:2"), "--input"),
-        (("--url", server.url, *LOAD, "--slo", "fast"), "write ttft:200"),
+        (("--url", server.url, *LOAD, "--slo", "fast"), "write ttft_p95=500ms"),
         (("--url", server.url, "--dataset", str(broken)), "broken.jsonl:1"),
         (("--url", server.url, *LOAD, "--beside", str(broken)), "holds no results"),
         (("--url", server.url, *LOAD, "--model", "other", "--requests", "1"), "answered no request"),

@@ -67,10 +67,10 @@ def test_a_server_writes_a_trace(folder: Path, tmp_path: Path) -> None:
 def test_a_refuted_spec_is_served_on_demand_only(project: Path, serve: Serve) -> None:
     """With --unproved it runs, and everybody can read the verdict."""
     loaded = load(str(project / "docs" / "examples" / "echo_slot.yaml"))
-    with pytest.raises(UserError, match="--unproved"):
-        judge(loaded, {}, unproved=False)
-    assert judge(loaded, {}, unproved=True) == "refuted"
-    assert judge(load("ar"), {}, unproved=False) == "proved"
+    with pytest.raises(UserError, match=r"see fsm-spec check mine\.yaml, or serve it with --unproved"):
+        judge(loaded, {}, "mine.yaml", unproved=False)
+    assert judge(loaded, {}, "mine.yaml", unproved=True) == "refuted"
+    assert judge(load("ar"), {}, "ar", unproved=False) == "proved"
     with serve("ar") as running:
         assert running.http.get("/v1/fsm").json()["verdict"] == "proved"
 

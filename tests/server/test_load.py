@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
-import signal
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from live_server import Running, Serve, process
+from live_server import Running, Serve
 
+from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.engines import OneEngine
 
 # `FSM_SPEC_SOAK_REQUESTS` asks for more than CI has time for.
@@ -148,8 +148,9 @@ def test_counters_are_what_clients_got(serve: Serve) -> None:
         assert totals.completion - firsts == found["fsm_spec:emitted_tokens_total"]
 
 
-def test_a_leaver_frees_its_pages_at_once(serve: Serve) -> None:
-    """Pages of a client that has gone must not wait for the end of its text."""
+def test_a_leaver_frees_its_pages_at_once(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """Pages of a client that has gone must not wait for the end of its text; the log knows it from one that stayed."""
+    caplog.set_level(logging.INFO, logs.LOGGER.name)
     with serve("ar", pages=250) as running:
         assert running.parts is not None
         assert isinstance(running.parts.engines, OneEngine)
@@ -166,8 +167,16 @@ def test_a_leaver_frees_its_pages_at_once(serve: Serve) -> None:
         with running.http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_bytes())
         found = running.settled()
+        running.complete(prompt="hello", n=2, max_tokens=3, **LONG)
         assert found["vllm:request_success_total/abort"] == 1
         assert found["vllm:generation_tokens_total"] < 900
+    lines: list[dict[str, Any]] = [vars(each).get("fields", {}) for each in caplog.records]
+    gone, stayed = [each for each in lines if each.get("path") == "/v1/completions"]
+    assert ("abort", 200) == (gone["finish_reason"], gone["status"])
+    assert 0 < gone["completion_tokens"] < 900
+    assert ("length", 6, 0) == tuple(
+        stayed[name] for name in ("finish_reason", "completion_tokens", "cached_tokens")
+    )
 
 
 def test_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
@@ -310,9 +319,18 @@ def test_policy_switch_while_serving(serve: Serve) -> None:
         assert first != running.complete(prompt="hello", max_tokens=1, **LONG)["system_fingerprint"]
         assert running.http.put("/v1/fsm/policy", json={"policy": "holdback"}).status_code == 200
         assert first == running.complete(prompt="hello", max_tokens=1, **LONG)["system_fingerprint"]
-        for wrong in ("greedy", "/etc/passwd", {"admit": "never"}, {"admit": "greedy"}):
-            refused = running.http.put("/v1/fsm/policy", json={"policy": wrong})
+        for wrong, said in {
+            "greedy": "the policy greedy lets requests block each other",
+            "/etc/passwd": "no policy is called '/etc/passwd'",
+            '{"admit": "never"}': "policy.admit: should be 'reserve', 'holdback'",
+            '{"admit": "greedy"}': "the policy greedy lets requests block each other",
+            '{"max_running": 0}': "policy.max_running: should be greater than or equal to 1; got 0",
+            '{"maxrunning": 1}': "parameter 'policy.maxrunning' is not supported; did you mean \"max_running\"?",
+        }.items():
+            given = json.loads(wrong) if wrong.startswith("{") else wrong
+            refused = running.http.put("/v1/fsm/policy", json={"policy": given})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "policy")
+            assert refused.json()["error"]["message"].startswith(said)
         running.settled()
 
 
@@ -342,37 +360,3 @@ def test_tier_policies_switch_while_serving(serve: Serve) -> None:
     with serve("linear_spec", pages=300, params={"b": 4}) as running:
         refused = running.http.put("/v1/fsm/policy", json={"policy": "tiers"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "policy")
-
-
-def kill_in_the_middle(running: Running) -> None:
-    """Kill a server while it streams."""
-    body = {"prompt": "hello", "max_tokens": 900, "stream": True, **LONG}
-    with running.http.stream("POST", "/v1/completions", json=body) as response:
-        for _ in response.iter_bytes():
-            assert running.process is not None
-            running.process.kill()
-
-
-def test_a_killed_server_comes_back_and_drains_on_sigterm(folder: Path, tmp_path: Path) -> None:
-    """After SIGKILL the next start is clean; on SIGTERM running requests end whole, and the exit code is 0."""
-    options = ("--pages", "300", "--page-size", "4", "--drain", "300")
-    with (
-        process(folder, tmp_path / "one.log", "ngram", *options) as running,
-        pytest.raises(httpx.TransportError),
-    ):
-        kill_in_the_middle(running)
-    with process(folder, tmp_path / "two.log", "ngram", *options) as running:
-        assert running.settled()["vllm:generation_tokens_total"] == 0
-        body = {"prompt": "hello", "max_tokens": 400, "stream": True, "n": 2, **LONG}
-        with running.http.stream("POST", "/v1/completions", json=body) as response:
-            lines = response.iter_lines()
-            next(lines)
-            assert running.process is not None
-            running.process.send_signal(signal.SIGTERM)
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert running.process.wait(180) == 0
-    records = [json.loads(line) for line in (tmp_path / "two.log").read_text().splitlines()]
-    events = [record["event"] for record in records if not record.get("path", "").startswith("/v1/fsm")]
-    assert ["serving", "draining", "request"] == events
-    assert not any("hello" in json.dumps(record) for record in records)

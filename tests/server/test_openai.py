@@ -274,7 +274,20 @@ def test_chat_refusals_name_the_parameter(server: Running, body: dict[str, Any],
 
 def test_neutral_values_of_unsupported_parameters_pass(client: openai.OpenAI) -> None:
     """Clients send defaults along; at these values they ask for nothing."""
-    extra: dict[str, Any] = {"audio": None, "store": False, "metadata": None, "service_tier": "auto"}
+    extra: dict[str, Any] = {
+        "audio": None,
+        "best_of": 1,
+        "chat_template_kwargs": {},
+        "function_call": "none",
+        "length_penalty": 1.0,
+        "logit_bias": {},
+        "metadata": {},
+        "reasoning_effort": None,
+        "service_tier": "auto",
+        "skip_special_tokens": True,
+        "store": False,
+        "use_beam_search": False,
+    }
     done = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=1, extra_body=extra)
     assert 1 == len(done.choices)
     # As a chat's history has it that keeps the client's own objects.
@@ -289,12 +302,52 @@ def test_a_way_out_of_what_is_not_supported(server: Running) -> None:
     for name, value, way_out in [
         ("service_tier", "flex", 'leave it out, or give "auto" or "default"'),
         ("audio", {}, "leave it out"),
-        ("echo", True, "not supported here"),
+        ("skip_special_tokens", False, "leave it out, or give true"),
+        ("prompt", "a", "not supported here"),
         ("temperatur", 1, 'did you mean "temperature"?'),
+        ("zzz", 1, "tool_choice, parallel_tool_calls"),
     ]:
         refused = server.post("/v1/chat/completions", messages=CHAT, **{name: value}).json()["error"]
         assert refused["message"].endswith(way_out)
         assert (refused["param"], refused["code"]) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"stop": ["x"] * 30}, "stop: at most 16 strings; got 30"),
+        ({"stream_options": {"foo": 1}}, "parameter 'stream_options.foo' is not supported; leave it out"),
+        (
+            {"response_format": {"type": "regex", "pattern": "a(b"}},
+            'the grammar is refused: at 1(8): invalid regex "a(b" (in regex): regex parse error: unclosed group',
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            'messages[0].content[0].type: only parts of type text are read; got "image_url"',
+        ),
+    ],
+)
+def test_a_sentence_says_what_is_wrong(server: Running, body: dict[str, Any], sentence: str) -> None:
+    """Of several readings of a value the one that a client meant is told, to its end."""
+    refused = server.post("/v1/chat/completions", **{"messages": CHAT, **body}).json()["error"]
+    assert sentence == refused["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "sentence"),
+    [
+        (b"[]", "application/json", "the body must be a JSON object; got []"),
+        (
+            b'{"prompt": "a"}',
+            "application/x-www-form-urlencoded",
+            "the body does not say that it is JSON; send it with the header Content-Type: application/json",
+        ),
+    ],
+)
+def test_a_body_that_is_no_object(server: Running, content: bytes, kind: str, sentence: str) -> None:
+    """Who sent a list must not look for a header, nor who forgot the header for a fault of the body."""
+    answer = server.http.post("/v1/completions", content=content, headers={"content-type": kind})
+    assert (400, sentence) == (answer.status_code, answer.json()["error"]["message"])
 
 
 def test_usage_of_several_choices(client: openai.OpenAI) -> None:

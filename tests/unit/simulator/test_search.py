@@ -13,7 +13,7 @@ from fsm_spec.simulator.metrics import RequestLog
 from fsm_spec.simulator.money import energy_joules, price_per_million
 from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.search import RateSearch, front, interval, judge, max_rate, min_gpus, tiers
-from fsm_spec.simulator.slo import Slo, goodput, parse_slos
+from fsm_spec.simulator.slo import Slo, goodput, parse_slos, spelled_out
 from fsm_spec.simulator.workers import Workers
 
 BASE = Scenario(spec="ar", model="m", hardware="h", arrivals="gamma:1:cv=2", requests=10)
@@ -119,6 +119,14 @@ def test_limits_are_read_and_refused() -> None:
             parse_slos([text])
     with pytest.raises(UserError, match="given twice"):
         parse_slos(["ttft_p95=5ms", "ttft_p95=6ms"])
+
+
+def test_limits_of_server_benchmarks_are_read_too() -> None:
+    """`bench serve` takes what `simulate` takes, and the lists in milliseconds that it always took."""
+    slos = parse_slos(spelled_out(["ttft:5000,tpot:0.8", "e2e_p95=10s"]))
+    assert ["ttft_max=5000ms", "tpot_max=0.8ms", "e2e_p95=10000ms"] == [slo.describe() for slo in slos]
+    with pytest.raises(UserError, match='--slo "ttft:fast" is no limit'):
+        parse_slos(spelled_out(["ttft:fast"]))
 
 
 def test_goodput_counts_requests_within_every_limit() -> None:
