@@ -108,6 +108,7 @@ class Run:
             **({"cluster": results.to_dict()} if isinstance(results, ClusterResults) else {}),
             "confidence": {name: [round(end, 6) for end in ends] for name, ends in self.confidence.items()},
             "verdicts": list(results.verdicts),
+            "warnings": list(prepared.warnings),
             "over_time": over_time(results.timeline),
             "run": {
                 "loop_seconds": round(self.loop_seconds, 3),
@@ -167,8 +168,9 @@ def _print(
         print_sweep(console, scenarios)
     else:
         report.print_report(console, scenarios)
-    for name, place in places.items():
-        console.print(f"{name} in {place}", highlight=False, soft_wrap=True)
+    warned = (f"{each.name}: {warning}" for each in scenarios for warning in each.warnings)
+    for line in (*dict.fromkeys(warned), *(f"{name} in {place}" for name, place in places.items())):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show(draw: Callable[[Console], None]) -> None:
@@ -322,4 +324,5 @@ def _reported(run: Run, wanted: Wanted) -> report.Scenario:
         run.bill,
         prepared.memory.parts,
         {name: ns / 1e9 for name, ns in results.usage.dwell_ns.items() if ns},
+        warnings=prepared.warnings,
     )

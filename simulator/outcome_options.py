@@ -11,7 +11,7 @@ from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, p
 from fsm_spec.simulator.acceptance_file import load_mixture
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.mixture import Mixture, TextProfile
-from fsm_spec.simulator.outcomes import most_drafts
+from fsm_spec.simulator.outcomes import draft_sources, most_drafts
 from fsm_spec.table import Table
 from fsm_spec.wording import counted
 
@@ -75,6 +75,18 @@ def acceptance_of(
         return acceptance
     profile = TextProfile("all", acceptance.conditional(drafts), concentration=scenario.concentration)
     return Mixture((profile,), acceptance.describe(), scenario.seed)
+
+
+def warnings_of(scenario: Scenario, table: Table) -> tuple[str, ...]:
+    """Say what the options leave open: one set of rates where drafts come from several sources."""
+    sources = draft_sources(table)
+    if scenario.accept is None or len(sources) < 2:
+        return ()
+    named = [f"{' and '.join(states)} ({op})" for (_, op), states in sources.items()]
+    return (
+        f"drafts come from {len(sources)} sources, {', '.join(named)}, and --accept charges all of them with the same"
+        " rates; this holds only for means over the judgements of all, as `fsm-spec acceptance` records them",
+    )
 
 
 def _sized(table: Table, policy: Policy | None) -> str:

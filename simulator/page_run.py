@@ -18,7 +18,7 @@ QUANTILE_STYLES = {"p50": "m0", "p90": "m1", "p95": "m2", "p99": "m3"}
 def run(scenario: Scenario, shared: dict[str, str], *, alone: bool) -> str:
     """Return what is shown of one run: its own settings, notes, numbers and charts; `alone` adds percentiles."""
     own = {key: value for key, value in scenario.settings.items() if key not in shared}
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in scenario.notes)
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in (*scenario.warnings, *scenario.notes))
     summary = scenario.summary
     counts = (
         f"{summary.finished:,} of {counted(summary.requests, 'request')} finished in {summary.duration_s:,.4g}"

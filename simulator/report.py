@@ -34,6 +34,8 @@ class Scenario:
     """Bytes of one accelerator by what takes them; empty where nothing is known."""
     dwell_s: dict[str, float] = field(default_factory=dict)
     """Seconds that all requests together spent in each state; empty where nothing is known."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about options that say less than the spec asks for."""
     measured: bool = False
     """Whether a server was measured; else the run is a simulation."""
 
