@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from fsm_spec.checker.chances import ACCEPT_FORMS
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
-from fsm_spec.simulator.acceptance_file import load_mixture
+from fsm_spec.simulator.acceptance_file import load_mixture, lookup_in
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.mixture import Mixture, TextProfile
 from fsm_spec.simulator.outcomes import draft_sources, most_drafts
@@ -98,18 +98,21 @@ def _sized(table: Table, policy: Policy | None) -> str:
 
 
 def lookup_of(scenario: Scenario, table: Table) -> Lookup | None:
-    """Give the law of lookups; raises UserError where it is missing or has no effect."""
+    """Give the law of lookups, which profiles may know; raises UserError where it is missing or has no effect."""
     wanted = needs(table)["lookup"]
-    if scenario.lookup is None and wanted:
+    chance = scenario.lookup
+    if chance is None and wanted and scenario.acceptance is not None:
+        chance = lookup_in(scenario.acceptance, scenario.mix)
+    if chance is None and wanted:
         raise UserError(
             f"{table.name} drafts by lookup, and how often one finds drafts depends on the text; give --lookup with a"
-            f" chance from 0 to 1"
+            f" chance from 0 to 1, or --acceptance with a file that was recorded from a trace"
         )
     if scenario.lookup is not None and not wanted:
         raise UserError(
             f"--lookup would have no effect, because {table.name} has no operator lookup; leave it out"
         )
-    return None if scenario.lookup is None else Lookup(scenario.lookup, scenario.seed)
+    return None if chance is None else Lookup(chance, scenario.seed)
 
 
 def unmasking_of(scenario: Scenario, table: Table) -> Unmasking | None:
