@@ -52,6 +52,7 @@ def acceptance(
     else:
         names = ", ".join(f"{entry.name} ({entry.judgements} judgements)" for entry in found.profiles)
         sys.stdout.write(f"{names} in {out}\n")
+    sys.stdout.flush()
     for warning in warnings_of(found.profiles):
         sys.stderr.write(f"{warning}\n")
 

@@ -83,10 +83,11 @@ def warnings_of(scenario: Scenario, table: Table) -> tuple[str, ...]:
     if scenario.accept is None or len(sources) < 2:
         return ()
     named = [f"{' and '.join(states)} ({op})" for (_, op), states in sources.items()]
-    return (
+    said = (
         f"drafts come from {len(sources)} sources, {', '.join(named)}, and --accept charges all of them with the same"
-        " rates; this holds only for means over the judgements of all, as `fsm-spec acceptance` records them",
+        " rates; this holds only for means over the judgements of all, as `fsm-spec acceptance` records them"
     )
+    return (said,)
 
 
 def _sized(table: Table, policy: Policy | None) -> str:

@@ -76,8 +76,7 @@ def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
 
 
 def draft_sources(table: Table) -> dict[tuple[str | None, str], tuple[str, ...]]:
-    """Give the states that make the drafts that are judged, by what makes them: a model (None: the target) and an
-    operator.
+    """Give the states that make the drafts that are judged, by model (None: the target) and operator.
 
     Texts and models accept the drafts of each source at rates of their own.
     """

@@ -157,7 +157,7 @@ def _by_rate(asked: Asked, workers: Workers) -> dict[str, Any]:
         except UserError as error:
             row = {"spec": values["spec"], "hardware": values["hardware"], "error": str(error)}
             row["tensor_parallel"] = values["tensor_parallel"]
-        found.append(_priced(row, asked.price))
+        found.append(_priced(row | {"spec": values["spec"]}, asked.price))
     if all("error" in row for row in found):
         raise UserError("\n".join(dict.fromkeys(row["error"] for row in found)))
     settings, warnings = plan_settings(asked, (scenario for _, scenario in study.points))

@@ -171,8 +171,8 @@ def warnings_of(entries: Iterable[ProfileEntry]) -> Iterator[str]:
         if fewest < FEW:
             lookups = f", that of lookups on {entry.lookups}" if entry.lookups is not None else ""
             yield (
-                f"{entry.name}: rates rest on {', '.join(map(str, entry.judged))} judgements by position{lookups}; fewer"
-                f" than {FEW} say little, so record longer texts or more of them"
+                f"{entry.name}: rates rest on {', '.join(map(str, entry.judged))} judgements by position{lookups};"
+                f" fewer than {FEW} say little, so record longer texts or more of them"
             )
 
 
