@@ -17,7 +17,7 @@ import yaml
 from fsm_spec.compile import CompileError, compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.language import source
-from fsm_spec.language.findings import MAX_FINDINGS, Finding, Path, SpecFindings, nearest, path_text
+from fsm_spec.language.findings import MAX_FINDINGS, Finding, Path, SpecFindings, closest, nearest, path_text
 from fsm_spec.language.repair import Draft
 from fsm_spec.language.source import Position, Source
 from fsm_spec.language.spec import Spec
@@ -133,12 +133,23 @@ def find(name_or_path: str | FilePath) -> FilePath:
     folded = {name.casefold(): file for name, file in known.items()}
     if text.casefold() in folded:
         return folded[text.casefold()]
+    if _is_folder(path):
+        raise UserError(f"{text} is a folder; give a spec file in it, or the name of a shipped spec")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        siblings = (
-            [str(file) for file in sorted(path.parent.glob("*.y*ml"))[:200]] if path.parent.is_dir() else []
-        )
-        raise UserError(f"no spec file {text!r}{nearest(text, siblings or known)}")
+        beside = sorted(path.parent.glob("*.y*ml"))[:200] if _is_folder(path.parent) else []
+        # By the names alone: folder and suffix make any two paths look alike.
+        meant = {file.stem: str(file) for file in beside} or {name: name for name in known}
+        match = closest(path.stem, meant)
+        way_out = f'did you mean "{meant[match]}"?' if match else "give the path of a YAML file, or a shipped name"
+        raise UserError(f"no spec file {text!r}; {way_out}")
     raise UserError(f"no spec is called {text!r}, and no such file exists{nearest(text, known)}")
+
+
+def _is_folder(path: FilePath) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # as below
+        return False
 
 
 def _is_file(path: FilePath) -> bool:

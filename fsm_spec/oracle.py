@@ -39,7 +39,7 @@ def oracle(table: Table, columns: Mapping[str, int], event: str, args: Mapping[s
         return Outcome(dict(columns), -1, 0)
     if not rows:
         raise UnhandledEvent(
-            f"{table.name}: state {state} has no row for the event {event}; rows exist for {', '.join(plan.states)}"
+            f"{table.name}: state {state} has no row for the event {event}, which these have: {', '.join(plan.states)}"
         )
     values = {**columns, **table.codes, **args}
     for arg in plan.args:

@@ -43,6 +43,8 @@ class Replayed:
 
 def read_trace(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line numbers and records of a trace file; raises UserError naming a broken line."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give a trace file")
     if not path.is_file():
         raise UserError(f"{path}: no such trace file")
     with path.open("rb") as lines:
@@ -185,12 +187,14 @@ class _Replay:
             raise TraceDivergence(f"{where}: request {request} steps before it arrives")
         before = self.columns[request]
         state = self.table.states[before["state"]].name
+        self._refuse_event(where, request, state, event)
         try:
             outcome = oracle(self.table, before, event, args)
         except KeyError as error:
             raise TraceDivergence(f"{where}: request {request}: {event} has no argument {error}") from None
         except UnhandledEvent as error:
-            raise TraceDivergence(f"{where}: request {request}: {error}") from None
+            lines = self._lines(state, event)
+            raise TraceDivergence(f"{where}: request {request}: {error} ({lines})") from None
         if outcome.transition != transition:
             raise TraceDivergence(
                 f"{where}: request {request} in state {state} took transition {self._label(transition)}; "
@@ -206,6 +210,25 @@ class _Replay:
         self._check_slots(where, request, outcome.columns, pages)
         self.columns[request] = outcome.columns
         self.steps += 1
+
+    def _refuse_event(self, where: str, request: int, state: str, event: str) -> None:
+        """Refuse an event that another state has rows for, with what this one waits for."""
+        plan = self.table.events.get(event)
+        if plan is None or state in (*plan.states, *plan.ignored):
+            return
+        others = [row.event for row in self.table.rows if state in row.sources and not row.built_in]
+        awaited = [f"{name} ({self._lines(state, name)})" for name in dict.fromkeys(others)]
+        told = f"{' or '.join(awaited)} comes next" if awaited else "the scheduler moves it"
+        raise TraceDivergence(
+            f"{where}: request {request} is in state {state}, where {told}, not {event}; a step is missing or in the"
+            " wrong place"
+        )
+
+    def _lines(self, state: str, event: str) -> str:
+        """Name the lines of the spec that say what an event does in a state."""
+        rows = [row for row in self.table.rows if row.event == event and state in row.sources]
+        lines = sorted({row.line for row in rows if row.line})
+        return f"spec line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}" if lines else "built in"
 
     def _check_slots(self, where: str, request: int, columns: Mapping[str, int], pages: int) -> None:
         state = self.table.states[columns["state"]]

@@ -37,6 +37,12 @@ class ProfileEntry(BaseModel):
     requests: int | None = Field(default=None, ge=0, description="requests that it was recorded from")
     judgements: int | None = Field(default=None, ge=0, description="rounds that it was recorded from")
 
+    judged: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(), description="judgements that each of `rates` rests on"
+    )
+    lookup: float | None = Field(default=None, ge=0, le=1, description="chance that a lookup finds drafts")
+    lookups: int | None = Field(default=None, ge=0, description="lookups that it was recorded from")
+
     def profile(self) -> TextProfile:
         """Give the profile."""
         return TextProfile(
@@ -82,6 +88,17 @@ def load_mixture(path: str, mix: str | None, seed: int) -> Mixture:
     if mix is not None:
         profiles = mixed(profiles, mix, path)
     return Mixture(profiles, Path(path).name, seed)
+
+
+def lookup_in(path: str, mix: str | None) -> float | None:
+    """Give the chance that a lookup finds drafts, the mean over the profiles taken; None where one has none."""
+    found = read_acceptance(path)
+    profiles: Sequence[TextProfile] = [entry.profile() for entry in found.profiles]
+    weights = {each.name: each.weight for each in (mixed(profiles, mix, path) if mix else profiles)}
+    chances = [(entry.lookup, weights[entry.name]) for entry in found.profiles if entry.name in weights]
+    if any(chance is None for chance, _ in chances):
+        return None
+    return sum((chance or 0.0) * weight for chance, weight in chances) / sum(weights.values())
 
 
 def mixed(profiles: Sequence[TextProfile], mix: str, path: str) -> tuple[TextProfile, ...]:

@@ -33,7 +33,7 @@ def acceptance(
     """Record how often drafts were accepted in traces: by position, and by the judgement before."""
     import yaml
 
-    from fsm_spec.simulator.recording import record
+    from fsm_spec.simulator.recording import record, warnings_of
 
     found = record([_named(text) for text in traces])
     values = found.model_dump(mode="json", exclude_defaults=True)
@@ -52,6 +52,9 @@ def acceptance(
     else:
         names = ", ".join(f"{entry.name} ({entry.judgements} judgements)" for entry in found.profiles)
         sys.stdout.write(f"{names} in {out}\n")
+    sys.stdout.flush()
+    for warning in warnings_of(found.profiles):
+        sys.stderr.write(f"{warning}\n")
 
 
 def _named(text: str) -> tuple[str, Path]:

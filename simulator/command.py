@@ -88,6 +88,12 @@ class Run:
     bill: Bill
     confidence: dict[str, tuple[float, float, float]]
     rounds: RoundLog | None = None
+    slos: tuple[Slo, ...] = ()
+
+    def settings(self) -> dict[str, str]:
+        """Give what was simulated, and the limits that it is held to."""
+        limits = {"slo": ", ".join(slo.describe() for slo in self.slos)} if self.slos else {}
+        return {**self.prepared.settings(), **limits}
 
     def to_dict(self, places: dict[str, str]) -> dict[str, Any]:
         """Give the result as JSON values; all that may vary between two runs of one seed stands under `run`."""
@@ -96,7 +102,7 @@ class Run:
             "spec": prepared.table.name,
             "digest": prepared.table.digest,
             "params": dict(prepared.table.params),
-            "scenario": prepared.settings(),
+            "scenario": self.settings(),
             **results.summary.to_dict(),
             "percentile_error": 0.0 if results.exact else ACCURACY,
             "iterations": results.iterations,
@@ -108,6 +114,7 @@ class Run:
             **({"cluster": results.to_dict()} if isinstance(results, ClusterResults) else {}),
             "confidence": {name: [round(end, 6) for end in ends] for name, ends in self.confidence.items()},
             "verdicts": list(results.verdicts),
+            "warnings": list(prepared.warnings),
             "over_time": over_time(results.timeline),
             "run": {
                 "loop_seconds": round(self.loop_seconds, 3),
@@ -167,8 +174,9 @@ def _print(
         print_sweep(console, scenarios)
     else:
         report.print_report(console, scenarios)
-    for name, place in places.items():
-        console.print(f"{name} in {place}", highlight=False, soft_wrap=True)
+    warned = (f"{each.name}: {warning}" for each in scenarios for warning in each.warnings)
+    for line in (*dict.fromkeys(warned), *(f"{name} in {place}" for name, place in places.items())):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show(draw: Callable[[Console], None]) -> None:
@@ -229,7 +237,7 @@ def _run_all(prepared: Sequence[Prepared], wanted: Wanted) -> list[Run]:
             if wanted.warm_up_s:
                 results = without_warm_up(results, wanted.warm_up_s)
             found = bill(results, each.cost, wanted.slos, wanted.price)
-            runs.append(Run(each, results, *seconds, found, _confidence(each, wanted), rounds))
+            runs.append(Run(each, results, *seconds, found, _confidence(each, wanted), rounds, wanted.slos))
     return runs
 
 
@@ -248,7 +256,7 @@ def _cluster_run(prepared: Prepared, wanted: Wanted, progress: Callable[[int], N
     if wanted.warm_up_s:
         results = without_warm_up(results, wanted.warm_up_s)
     found = bill(results, prepared.cost, wanted.slos, wanted.price, paid_s)
-    return Run(prepared, results, seconds, 0.0, found, _confidence(prepared, wanted))
+    return Run(prepared, results, seconds, 0.0, found, _confidence(prepared, wanted), slos=wanted.slos)
 
 
 def _confidence(prepared: Prepared, wanted: Wanted) -> dict[str, tuple[float, float, float]]:
@@ -314,7 +322,7 @@ def _reported(run: Run, wanted: Wanted) -> report.Scenario:
         notes.append(f"{name} over {wanted.seeds} seeds: {mean:.5g}, 95 % interval {low:.5g} to {high:.5g}")
     return report.Scenario(
         prepared.table.name,
-        prepared.settings(),
+        run.settings(),
         results.summary,
         results.timeline,
         svg(prepared.table),
@@ -322,4 +330,6 @@ def _reported(run: Run, wanted: Wanted) -> report.Scenario:
         run.bill,
         prepared.memory.parts,
         {name: ns / 1e9 for name, ns in results.usage.dwell_ns.items() if ns},
+        slos=run.slos,
+        warnings=prepared.warnings,
     )

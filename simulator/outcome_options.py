@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from fsm_spec.checker.chances import ACCEPT_FORMS
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
-from fsm_spec.simulator.acceptance_file import load_mixture
+from fsm_spec.simulator.acceptance_file import load_mixture, lookup_in
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.mixture import Mixture, TextProfile
-from fsm_spec.simulator.outcomes import most_drafts
+from fsm_spec.simulator.outcomes import draft_sources, most_drafts
 from fsm_spec.table import Table
 from fsm_spec.wording import counted
 
@@ -77,6 +77,19 @@ def acceptance_of(
     return Mixture((profile,), acceptance.describe(), scenario.seed)
 
 
+def warnings_of(scenario: Scenario, table: Table) -> tuple[str, ...]:
+    """Say what the options leave open: one set of rates where drafts come from several sources."""
+    sources = draft_sources(table)
+    if scenario.accept is None or len(sources) < 2:
+        return ()
+    named = [f"{' and '.join(states)} ({op})" for (_, op), states in sources.items()]
+    said = (
+        f"drafts come from {len(sources)} sources, {', '.join(named)}, and --accept charges all of them with the same"
+        " rates; this holds only for means over the judgements of all, as `fsm-spec acceptance` records them"
+    )
+    return (said,)
+
+
 def _sized(table: Table, policy: Policy | None) -> str:
     """Name a spec, with the size that its policy's tiers give it: that is why it judges so many drafts."""
     if policy is None or policy.tier is None:
@@ -86,18 +99,21 @@ def _sized(table: Table, policy: Policy | None) -> str:
 
 
 def lookup_of(scenario: Scenario, table: Table) -> Lookup | None:
-    """Give the law of lookups; raises UserError where it is missing or has no effect."""
+    """Give the law of lookups, which profiles may know; raises UserError where it is missing or has no effect."""
     wanted = needs(table)["lookup"]
-    if scenario.lookup is None and wanted:
+    chance = scenario.lookup
+    if chance is None and wanted and scenario.acceptance is not None:
+        chance = lookup_in(scenario.acceptance, scenario.mix)
+    if chance is None and wanted:
         raise UserError(
             f"{table.name} drafts by lookup, and how often one finds drafts depends on the text; give --lookup with a"
-            f" chance from 0 to 1"
+            f" chance from 0 to 1, or --acceptance with a file that was recorded from a trace"
         )
     if scenario.lookup is not None and not wanted:
         raise UserError(
             f"--lookup would have no effect, because {table.name} has no operator lookup; leave it out"
         )
-    return None if scenario.lookup is None else Lookup(scenario.lookup, scenario.seed)
+    return None if chance is None else Lookup(chance, scenario.seed)
 
 
 def unmasking_of(scenario: Scenario, table: Table) -> Unmasking | None:

@@ -75,6 +75,26 @@ def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
     )
 
 
+def draft_sources(table: Table) -> dict[tuple[str | None, str], tuple[str, ...]]:
+    """Give the states that make the drafts that are judged, by model (None: the target) and operator.
+
+    Texts and models accept the drafts of each source at rates of their own.
+    """
+    judges = filter(None, (table.judge(state.name) for state in table.states))
+    judged = {judge.accepted if judge.op == "accept" else judge.read["tree"] for judge in judges}
+    found: dict[tuple[str | None, str], tuple[str, ...]] = {}
+    for row in table.rows:
+        read = {piece.name for name, pieces in row.carries if name in judged for piece in pieces}
+        for state in row.sources if read else ():
+            forward = table.state(state).forward
+            plan = table.forwards[forward] if forward is not None else None
+            for op in plan.operators if plan is not None else ():
+                if plan is not None and read & set(op.out):
+                    known = found.get((plan.model, op.op), ())
+                    found[plan.model, op.op] = known if state in known else (*known, state)
+    return found
+
+
 def most_drafts(table: Table, op: str) -> int:
     """Give the largest count that operators of this kind find under the table's parameters; 0 without any."""
     limits = column_bounds({column.name: column.max for column in table.columns}, len(table.states))

@@ -12,6 +12,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.simulator.chart import range_chart
 from fsm_spec.simulator.page_load import binding, by_load
 from fsm_spec.simulator.page_run import (
+    cell,
     chips,
     diagram,
     headline,
@@ -21,7 +22,7 @@ from fsm_spec.simulator.page_run import (
     quantiles,
     run,
 )
-from fsm_spec.simulator.report import Scenario, known_rows, latencies, loads, shared_settings, titles
+from fsm_spec.simulator.report import Scenario, held, known_rows, latencies, loads, shared_settings, titles
 from fsm_spec.simulator.style import STYLE
 
 MOST_DETAILED = 12  # runs with charts over time, each about 150 kB
@@ -107,11 +108,12 @@ def _document(parts: Sequence[str], title: str) -> str:
 def _comparison(scenarios: Sequence[Scenario]) -> str:
     """Return the table of all scenarios with the best of each line and load marked, and their latencies."""
     lines = []
+    for index, slo in enumerate(scenarios[0].slos):
+        kept = [held(scenario.slos[index], scenario.summary) for scenario in scenarios]
+        line = "".join(cell(*each) for each in kept)
+        lines.append(f"<tr><th>limit on {escape(slo.title)}</th>{line}</tr>")
     for row in known_rows(scenarios):
-        cells = row.cells(scenarios)
-        line = "".join(
-            f'<td class="best">{text}</td>' if best else f"<td>{text}</td>" for text, best in cells
-        )
+        line = "".join(cell(*each) for each in row.cells(scenarios))
         lines.append(f"<tr><th>{escape(row.name)}</th>{line}</tr>")
     table = f"<table>{_columns(scenarios)}<tbody>{''.join(lines)}</tbody></table>"
     panels = []

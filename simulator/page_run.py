@@ -9,7 +9,7 @@ from fsm_spec.simulator.chart import Layer, range_chart, share_bar, short, time_
 from fsm_spec.simulator.memory import gib
 from fsm_spec.simulator.metrics import KV_KINDS, Summary, bound_shares
 from fsm_spec.simulator.page_load import BOUNDS, PARTS, binding
-from fsm_spec.simulator.report import Scenario, duration, latencies, percent
+from fsm_spec.simulator.report import Scenario, duration, held, latencies, percent
 from fsm_spec.wording import counted
 
 QUANTILE_STYLES = {"p50": "m0", "p90": "m1", "p95": "m2", "p99": "m3"}
@@ -18,7 +18,7 @@ QUANTILE_STYLES = {"p50": "m0", "p90": "m1", "p95": "m2", "p99": "m3"}
 def run(scenario: Scenario, shared: dict[str, str], *, alone: bool) -> str:
     """Return what is shown of one run: its own settings, notes, numbers and charts; `alone` adds percentiles."""
     own = {key: value for key, value in scenario.settings.items() if key not in shared}
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in scenario.notes)
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in (*scenario.warnings, *scenario.notes))
     summary = scenario.summary
     counts = (
         f"{summary.finished:,} of {counted(summary.requests, 'request')} finished in {summary.duration_s:,.4g}"
@@ -28,11 +28,24 @@ def run(scenario: Scenario, shared: dict[str, str], *, alone: bool) -> str:
         f'<p class="note">{counts}</p>',
         chips(own),
         notes,
+        _limits(scenario),
         _cards(summary),
         _latency_panel(summary) if alone else "",
         f'<div class="grid2">{_charts(scenario)}</div>',
     ]
     return "".join(parts)
+
+
+def _limits(scenario: Scenario) -> str:
+    """Return each limit with what was measured, and the goodput; empty without limits."""
+    if not scenario.slos:
+        return ""
+    lines = [(slo.title, *held(slo, scenario.summary)) for slo in scenario.slos]
+    rows = [f"<tr><th>{escape(title)}</th>{cell(text, best=holds)}</tr>" for title, text, holds in lines]
+    good = scenario.bill.goodput_req_s if scenario.bill is not None else None
+    if good is not None:
+        rows.append(f"<tr><th>goodput: requests/s within every limit</th><td>{good:.2f}</td></tr>")
+    return panel("Limits", f'<div class="scroll"><table><tbody>{"".join(rows)}</tbody></table></div>')
 
 
 def headline(summary: Summary) -> str:
@@ -59,6 +72,11 @@ def chips(settings: dict[str, str]) -> str:
 def panel(title: str, body: str) -> str:
     """Return a titled box."""
     return f'<div class="panel"><h3>{escape(title)}</h3>{body}</div>'
+
+
+def cell(text: str, best: bool) -> str:  # noqa: FBT001 - the two parts of a cell
+    """Return a cell of a table, marked where it is the best or holds."""
+    return f'<td class="best">{escape(text)}</td>' if best else f"<td>{escape(text)}</td>"
 
 
 def quantile_legend() -> str:

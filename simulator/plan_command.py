@@ -157,12 +157,14 @@ def _by_rate(asked: Asked, workers: Workers) -> dict[str, Any]:
         except UserError as error:
             row = {"spec": values["spec"], "hardware": values["hardware"], "error": str(error)}
             row["tensor_parallel"] = values["tensor_parallel"]
-        found.append(_priced(row, asked.price))
+        found.append(_priced(row | {"spec": values["spec"]}, asked.price))
     if all("error" in row for row in found):
         raise UserError("\n".join(dict.fromkeys(row["error"] for row in found)))
+    settings, warnings = plan_settings(asked, (scenario for _, scenario in study.points))
     return {
         "goal": asked.goal,
-        "settings": plan_settings(asked, (scenario for _, scenario in study.points)),
+        "settings": settings,
+        "warnings": warnings,
         "slos": [slo.describe() for slo in slos],
         "results": found,
     }
@@ -204,8 +206,9 @@ def _by_users(asked: Asked, workers: Workers, csv: Path | None, parquet: Path | 
     if study.rows and len(study.failed) == len(study.rows):
         raise UserError("\n".join(dict.fromkeys(str(row["error"]) for row in study.failed)))
     rows = [row for row in study.rows if _within(row, asked)]
-    settings = plan_settings(asked, (scenario for _, scenario in study.points))
-    document = {"goal": asked.goal, "settings": settings, "points": study.rows, "failed": study.failed}
+    settings, warnings = plan_settings(asked, (scenario for _, scenario in study.points))
+    document = {"goal": asked.goal, "settings": settings, "warnings": warnings}
+    document |= {"points": study.rows, "failed": study.failed}
     if asked.goal == "pareto":
         return {**document, "front": front(rows, FRONT)}
     name = asked.vary[0].partition("=")[0].strip()

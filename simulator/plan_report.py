@@ -21,6 +21,8 @@ NAMED = ("spec", "hardware")
 def print_plan(console: Console, document: dict[str, Any]) -> None:
     """Print what was asked, the answer as tables, and what failed."""
     console.print(flowed(document["settings"], console.width), markup=False, highlight=False)
+    for warning in document["warnings"]:
+        console.print(warning, markup=False, highlight=False)
     if "results" in document:
         print_table(console, _rates(document))
         for row in document["results"]:

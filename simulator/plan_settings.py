@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fsm_spec.errors import FsmSpecError
+from fsm_spec.load import load
 from fsm_spec.simulator.scenario import Scenario, prepare
 
 if TYPE_CHECKING:
@@ -16,22 +17,27 @@ Place = tuple[str, str, int]  # a spec, an accelerator, and how many of it make 
 VARIED = ("arrivals", "requests", "seed")
 
 
-def plan_settings(asked: Asked, scenarios: Iterable[Scenario]) -> dict[str, str]:
-    """Give what was asked; what differs between specs or accelerators stands with their names."""
+def plan_settings(asked: Asked, scenarios: Iterable[Scenario]) -> tuple[dict[str, str], list[str]]:
+    """Give what was asked, and warnings; what differs between specs or accelerators stands with their names."""
     by_place: dict[Place, Scenario] = {}
     for scenario in scenarios:
-        by_place.setdefault((scenario.spec, scenario.hardware, scenario.tensor_parallel), scenario)
+        by_place.setdefault(
+            (load(scenario.spec).spec.spec, scenario.hardware, scenario.tensor_parallel), scenario
+        )
     found = {}
+    warnings: dict[str, None] = {}
     for place, scenario in by_place.items():
         try:
-            found[place] = prepare(scenario.model_copy(update={"requests": 1})).settings()
+            prepared = prepare(scenario.model_copy(update={"requests": 1}))
         except FsmSpecError:
             continue  # its sentence stands with the results
+        found[place] = prepared.settings()
+        warnings |= {f"{prepared.table.name}: {each}": None for each in prepared.warnings}
     varied = [text.partition("=")[0].strip() for text in asked.vary]
     names = dict.fromkeys(name for settings in found.values() for name in settings if name not in VARIED)
-    told = {"goal": asked.goal, "spec": ", ".join(asked.specs)}
+    told = {"goal": asked.goal, "spec": ", ".join(load(spec).spec.spec for spec in asked.specs)}
     told |= {name: _joined(name, found, varied) for name in names}
-    return {name: value for name, value in (told | _search(asked)).items() if value}
+    return {name: value for name, value in (told | _search(asked)).items() if value}, list(warnings)
 
 
 def _joined(name: str, found: dict[tuple[str, str, int], dict[str, str]], varied: Sequence[str]) -> str:

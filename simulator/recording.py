@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from fsm_spec.trace_records import fault_of, fault_of_header
 
 # A list for one judgement before needs so many of them; fewer say nothing, and the rates over all hold.
 FEWEST = 20
+# Rates of fewer judgements than these are told with a warning: the standard error of 0.5 is 0.05.
+FEW = 100
 # A spread over requests needs so many requests that judged drafts.
 FEWEST_REQUESTS = 8
 
@@ -37,6 +39,8 @@ class Counts:
     drafts: int
     requests: list[tuple[Integers, Integers]] = field(default_factory=list)
     judgements: int = 0
+    lookups: int = 0
+    found: int = 0
 
     def __post_init__(self) -> None:
         """Start with nothing."""
@@ -120,6 +124,9 @@ def _count(
             if event == life_cycle.PREEMPT:
                 last[request] = AT_START
             for draw in drawn(table).draws.get(event, ()):
+                if draw.op == "lookup" and evaluate(draw.most, columns[request]) > 0:
+                    counts.lookups += 1
+                    counts.found += int(step["args"][draw.name]) > 0
                 live = evaluate(draw.most, columns[request]) if draw.op == "accept" else 0
                 if live > 0:
                     taken = min(int(step["args"][draw.name]), live)
@@ -141,6 +148,7 @@ def _entry(name: str, counts: Counts) -> ProfileEntry:
         )
     rates = accepted / judged
     usual = _rates(counts, AFTER_ALL, rates)
+    rest = counts.judged[AFTER_ALL] if usual else judged
     return ProfileEntry(
         name=name,
         rates=usual or tuple(rates.round(6).tolist()),
@@ -150,7 +158,22 @@ def _entry(name: str, counts: Counts) -> ProfileEntry:
         concentration=concentration_of(counts.requests, rates),
         requests=len(counts.requests),
         judgements=counts.judgements,
+        judged=tuple(rest.tolist()),
+        lookup=round(counts.found / counts.lookups, 6) if counts.lookups else None,
+        lookups=counts.lookups or None,
     )
+
+
+def warnings_of(entries: Iterable[ProfileEntry]) -> Iterator[str]:
+    """Say which rates rest on few judgements or lookups."""
+    for entry in entries:
+        fewest = min((*entry.judged, entry.lookups or FEW))
+        if fewest < FEW:
+            lookups = f", that of lookups on {entry.lookups}" if entry.lookups is not None else ""
+            yield (
+                f"{entry.name}: rates rest on {', '.join(map(str, entry.judged))} judgements by position{lookups};"
+                f" fewer than {FEW} say little, so record longer texts or more of them"
+            )
 
 
 def _rates(counts: Counts, last: int, rates: NDArray[np.float64]) -> tuple[float, ...]:

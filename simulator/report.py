@@ -14,6 +14,7 @@ from fsm_spec.simulator.bill import Bill
 from fsm_spec.simulator.chart import short
 from fsm_spec.simulator.memory import GIB
 from fsm_spec.simulator.metrics import KvUse, Latency, Summary
+from fsm_spec.simulator.slo import Slo
 from fsm_spec.simulator.terminal_table import flowed, plain_table, print_table, small_table
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.wording import counted
@@ -34,6 +35,10 @@ class Scenario:
     """Bytes of one accelerator by what takes them; empty where nothing is known."""
     dwell_s: dict[str, float] = field(default_factory=dict)
     """Seconds that all requests together spent in each state; empty where nothing is known."""
+    slos: tuple[Slo, ...] = ()
+    """Limits that the run is held to."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about options that say less than the spec asks for."""
     measured: bool = False
     """Whether a server was measured; else the run is a simulation."""
 
@@ -84,6 +89,14 @@ def duration(milliseconds: float) -> str:
 def percent(share: float) -> str:
     """Write a share."""
     return f"{100 * share:.1f} %"
+
+
+def held(slo: Slo, summary: Summary) -> tuple[str, bool]:
+    """Write what was measured beside the limit, as `34.8 ms of 500 ms: held`, and tell whether it was held."""
+    value = slo.value_ms(summary)
+    holds = value <= slo.limit_ms
+    measured = duration(value) if value < float("inf") else "no request got this far,"
+    return f"{measured} of {duration(slo.limit_ms)}: {'held' if holds else 'broken'}", holds
 
 
 def _two(value: float) -> str:
@@ -150,7 +163,8 @@ def print_report(console: Console, scenarios: Sequence[Scenario]) -> None:
             columns = range(first, min(first + count, len(scenarios)))
             print_table(console, comparison_table(scenarios, columns))
     for scenario in scenarios:
-        for note in scenario.notes:
+        limits = (f"{slo.title} {held(slo, scenario.summary)[0]}" for slo in scenario.slos)
+        for note in (*scenario.notes, *limits):
             console.print(f"{scenario.name}: {note}", markup=False, highlight=False)
 
 

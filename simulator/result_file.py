@@ -56,6 +56,7 @@ def _scenario(run: dict[str, Any]) -> Scenario:
         Recorded(levels, ("tokens",), series=series),
         "",
         tuple(run["verdicts"]),
+        warnings=tuple(run.get("warnings", ())),
     )
 
 

@@ -23,7 +23,7 @@ from fsm_spec.simulator.kernel_table import load_kernel_table
 from fsm_spec.simulator.memory import DEFAULT_PAGE_SIZE, Memory, MemoryOptions, plan_memory
 from fsm_spec.simulator.mixture import Mixture
 from fsm_spec.simulator.model import ModelShape, load_model
-from fsm_spec.simulator.outcome_options import acceptance_of, lookup_of, needs, unmasking_of
+from fsm_spec.simulator.outcome_options import acceptance_of, lookup_of, needs, unmasking_of, warnings_of
 from fsm_spec.simulator.outcomes import Granted, Laws, most_drafts
 from fsm_spec.simulator.profile import Profile, load_profile
 from fsm_spec.simulator.rounds import RoundLog
@@ -124,6 +124,11 @@ class Prepared:
         """Say whether one replica runs it, without a router: a prefix cache matters then only after preemptions."""
         cached = self.cluster.prefix_cache and self.requests.prefixes is not None
         return not cached and replace(self.cluster, prefix_cache=False).alone
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Say what the scenario takes for granted and a user may not have meant."""
+        return warnings_of(self.scenario, self.table)
 
     def simulation(
         self, *, trace: TraceWriter | None = None, checked: bool = False, rounds: RoundLog | None = None

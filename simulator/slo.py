@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsm_spec.errors import UserError
+from fsm_spec.language.findings import closest, quoted
 from fsm_spec.simulator.metrics import UNSET, Latency, RequestLog, Summary
 
 METRICS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2e_ms"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 UNITS = {"ms": 1.0, "s": 1000.0, "us": 0.001}
 FORM = "ttft_p95=500ms, tpot_mean=20ms or e2e_p99=10s"
-PATTERN = re.compile(r"(ttft|tpot|e2e)_(mean|p50|p90|p95|p99|max)=([0-9.]+)(ms|s|us)")
 SHORT = re.compile(r"^(ttft|tpot|e2e):([0-9.]+)$")
+NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) ?(ms|s|us)?")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Slo:
         """Return the name of what is limited."""
         return f"{self.metric}_{self.statistic}"
 
+    @property
+    def title(self) -> str:
+        """Return what a reader of a report calls it."""
+        return f"{self.metric.upper() if self.metric != 'e2e' else 'end-to-end'} {self.statistic}"
+
     def describe(self) -> str:
         """Return the option that gives this limit."""
         return f"{self.name}={self.limit_ms:g}ms"
@@ -46,11 +52,7 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
     """Read limits; raises UserError with the right form, or for two limits of one statistic."""
     found: dict[str, Slo] = {}
     for text in texts:
-        match = PATTERN.fullmatch(text.strip())
-        limit = float(match[3]) * UNITS[match[4]] if match and match[3].count(".") < 2 else 0.0
-        if match is None or limit <= 0:
-            raise UserError(f'--slo "{text}" is no limit above 0; write {FORM}')
-        slo = Slo(match[1], match[2], limit)
+        slo = _parse(text)
         if slo.name in found:
             raise UserError(f"--slo {slo.name} is given twice; give one limit")
         found[slo.name] = slo
@@ -61,6 +63,28 @@ def spelled_out(texts: Sequence[str]) -> list[str]:
     """Part lists at commas, and write `ttft:200` (milliseconds), as benchmarks of servers do, in our own form."""
     parts = [part.strip() for text in texts for part in text.split(",")]
     return [SHORT.sub(r"\1_max=\2ms", part) for part in parts]
+
+
+def _parse(text: str) -> Slo:
+    """Read one limit; raises UserError that says which part of it is wrong."""
+    name, equals, value = text.strip().partition("=")
+    metric, _, statistic = name.partition("_")
+    if not equals:
+        raise UserError(f'--slo "{text}" is no NAME=LIMIT; write {FORM}')
+    if metric not in METRICS or statistic not in STATISTICS:
+        known = [f"{each}_{one}" for each in METRICS for one in STATISTICS]
+        match = closest(name, known)
+        meant = f'; did you mean "{match}"?' if match else f"; write {FORM}"
+        raise UserError(f'--slo "{text}": {quoted(name)} is no latency that a limit can be on{meant}')
+    found = NUMBER.fullmatch(value.strip())
+    if found is None:
+        raise UserError(f'--slo "{text}": {quoted(value)} is no number with a unit; write {FORM}')
+    if not found[2]:
+        raise UserError(f'--slo "{text}" has no unit; write {name}={found[1]}ms, or s or us')
+    limit = float(found[1]) * UNITS[found[2]]
+    if limit <= 0:
+        raise UserError(f'--slo "{text}" is no limit above 0; write {FORM}')
+    return Slo(metric, statistic, limit)
 
 
 def goodput(log: RequestLog, slos: Sequence[Slo], seconds: float) -> float:

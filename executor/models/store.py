@@ -56,6 +56,19 @@ def model_folder(name: str) -> Path:
     return cache_root() / "models" / name
 
 
+def make_room(folder: Path) -> None:
+    """Make the folder that a cached model's folder stands in; raises UserError where nothing can be written there."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder.parent):
+            pass
+    except OSError as error:
+        raise UserError(
+            f'the model cache "{folder.parent}" cannot be written ({error.strerror}); set FSM_SPEC_CACHE to a folder'
+            " that can"
+        ) from error
+
+
 def resolve(name_or_path: str | Path) -> Path:
     """Find a model: a cached name (upper and lower case are equal), a model folder, or a GGUF file.
 
@@ -112,7 +125,7 @@ def converted(path: Path, progress: Progress = silent) -> Path:
 
 def convert(path: Path, folder: Path, digest: str, progress: Progress = silent) -> Path:
     """Write a GGUF file as a model folder, whole or not at all; `digest` is the file's sha256."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_room(folder)
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=folder.parent) as temporary:
         made = Path(temporary) / "model"
         made.mkdir()

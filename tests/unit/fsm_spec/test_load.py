@@ -93,7 +93,11 @@ def test_unknown_specs_name_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("")
     with pytest.raises(UserError, match=r"no spec file '.*mina.yaml'; did you mean \".*mine.yaml\"\?"):
         find(tmp_path / "mina.yaml")
-    with pytest.raises(UserError, match=r"no spec file '/nowhere/ar.yaml'; known: ar, "):
+    with pytest.raises(UserError, match=r"no spec file '.*nofile.yaml'; give the path of a YAML file"):
+        find(tmp_path / "nofile.yaml")
+    with pytest.raises(UserError, match="is a folder; give a spec file in it"):
+        find(tmp_path)
+    with pytest.raises(UserError, match=r"no spec file '/nowhere/ar.yaml'; did you mean \"ar\"\?"):
         find("/nowhere/ar.yaml")
     for odd in ("a\0b", "x" * 5_000, "", str(tmp_path)):
         with pytest.raises(UserError):

@@ -45,6 +45,14 @@ class Nothing:
         """Follow nothing."""
 
 
+class Accepting(Nothing):
+    """Accept no draft."""
+
+    def launch(self, launch: Launch) -> list[Args]:
+        """Find no draft accepted."""
+        return [{"a": group.requests * 0} for group in launch.groups]
+
+
 @pytest.fixture(scope="module")
 def trace() -> Records:
     """Return the trace of two requests of a plain decoder."""
@@ -163,3 +171,35 @@ def test_lines_that_are_no_records(tmp_path: Path) -> None:
         path.write_text(f'{{"trace": 1}}\n{line}\n')
         with pytest.raises(UserError, match=sentence):
             list(read_trace(path))
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        ("first", r"request 0 is in state prefill, where the scheduler moves it, not decode; a step is missing"),
+        ("decode", r"took transition|breaks the contract|after \d+"),
+    ],
+)
+def test_a_missing_step_is_told(trace: Records, left_out: str, words: str) -> None:
+    """A trace without one step is refused at the next one, in words about the state that the request is in."""
+    index = next(i for i, record in enumerate(trace) if record.get("event") == left_out)
+    with pytest.raises(TraceDivergence, match=words):
+        replay_records(enumerate(trace[:index] + trace[index + 1 :], start=1))
+
+
+def test_what_a_state_waits_for_is_named_with_its_line(tmp_path: Path) -> None:
+    """In a spec of several states the sentence says which event comes next, and where the spec says so."""
+    loaded = load("isd")
+    table = compile_table(loaded.spec, line_of=loaded.line_of)
+    records: Records = []
+    head = header(table, Policy(), Pool(90, 4), loaded.text, "executor")
+    engine = Engine(table, Policy(), Pool(90, 4), Accepting(), TraceWriter(records, head))
+    engine.submit(3, 9)
+    while engine.has_work:
+        engine.iterate()
+    whole: Records = json.loads(json.dumps(records))
+    index = next(i for i, record in enumerate(whole) if record.get("event") == "cold")
+    with pytest.raises(TraceDivergence, match=r"where cold \(spec line \d+\) comes next, not verify"):
+        replay_records(enumerate(whole[:index] + whole[index + 1 :], start=1))
+    with pytest.raises(UserError, match="is a folder; give a trace file"):
+        next(read_trace(tmp_path))

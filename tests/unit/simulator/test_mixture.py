@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,23 @@ def test_traces_give_back_the_profiles_they_were_drawn_from(path: Path, tmp_path
     assert 0 == plain.exit_code
     refused = run("acceptance", str(trace))
     assert "ar judges no drafts" in refused.stderr
+
+
+def test_what_a_trace_knows_of_lookups_is_recorded(tmp_path: Path) -> None:
+    """The share of lookups that found drafts stands in the profile and is taken; few judgements are told."""
+    trace, out = tmp_path / "run.jsonl", tmp_path / "recorded.yaml"
+    load = ["--arrivals", "closed:4", "--output", "60", "--requests", "4"]
+    rates = ["--accept", "geometric:0.8", "--lookup", "0.4"]
+    done = run("simulate", "ngram", *BASE, *load, *rates, "--trace", str(trace))
+    assert 0 == done.exit_code, done.output
+    recorded = run("acceptance", f"few={trace}", "--out", str(out))
+    (entry,) = read_acceptance(str(out)).profiles
+    assert entry.lookups
+    assert entry.lookup == pytest.approx(0.4, abs=0.15)
+    assert len(entry.rates) == len(entry.judged)
+    assert f"few: rates rest on {entry.judged[0]}, " in recorded.stderr
+    again = run("simulate", "ngram", *BASE, *load, "--acceptance", str(out), "--json")
+    assert f"{entry.lookup:g}" == json.loads(again.stdout)["scenario"]["lookup"]
 
 
 @pytest.mark.parametrize("concentration", [2.0, 20.0])

@@ -243,3 +243,14 @@ def test_options_without_effect_are_refused_all_at_once(
     result = run(command, words.split(), folder)
     assert 2 == result.exit_code
     assert all(sentence in result.stderr for sentence in sentences), result.stderr
+
+
+def test_one_set_of_rates_for_several_sources_is_said(folder: Path) -> None:
+    """Where drafts come from a lookup or from a pass, one --accept is a mean, and the output says so once."""
+    rates = "--input 9 --output 20 --accept geometric:0.7 --seed 1"
+    relay = Path(__file__).parents[3] / "docs/examples/relay.yaml"
+    both = f"{relay} {SMALL} {rates} --lookup 0.3 --arrivals closed:1,2".split()
+    said = "relay: drafts come from 2 sources, search (lookup), guess (sample), and --accept charges"
+    assert 1 == run("simulate", both, folder).stdout.count(said)
+    one = f"isd {SMALL} {rates} --arrivals closed:1".split()
+    assert "sources" not in run("simulate", one, folder).stdout

@@ -16,6 +16,8 @@ from fsm_spec.simulator.chart import Layer, range_chart, short, ticks, time_char
 from fsm_spec.simulator.metrics import LEVELS, KvUse, RequestLog, new_timeline, summarise
 from fsm_spec.simulator.page import page, write_page
 from fsm_spec.simulator.report import Row, Scenario, print_report, titles
+from fsm_spec.simulator.slo import parse_slos
+from fsm_spec.simulator.sweep import print_sweep
 from fsm_spec.simulator.timeline import Timeline
 
 VOID = {"meta", "br"}
@@ -223,3 +225,24 @@ def test_several_concurrencies_are_told_apart() -> None:
     names, users = '<th colspan="2">a</th><th colspan="2">b</th>', "<th>1 user</th><th>8 users</th>"
     assert f"{names}</tr><tr>{users * 2}</tr>" in text
     assert all(f"<summary><b>{name}</b>" in text for name in titles(runs))
+
+
+def test_limits_are_held_or_broken_in_the_page() -> None:
+    """One run and several say what was measured of which limit, beside the goodput."""
+    limits = tuple(parse_slos(["ttft_p95=500ms", "e2e_max=1s"]))
+    one = replace(scenario("first"), slos=limits)
+    for html in (page([one]), page([one, replace(one, name="second")])):
+        for words in ("25 ms of 500 ms: held", "1.32 s of 1 s: broken", "TTFT p95", "end-to-end max"):
+            assert words.replace("25 ms", "24.8 ms") in html, words
+    assert "first: TTFT p95 24.8 ms of 500 ms: held" in printed([one])
+    assert "Limits" not in page([scenario("first")])
+
+
+def test_names_are_not_broken() -> None:
+    """A table that is too wide with a long name stands closer together, and the name stays whole."""
+    out = io.StringIO()
+    one = scenario("linear_spec_threshold")
+    one = replace(one, settings={**one.settings, "arrivals": "closed:8"})
+    print_sweep(Console(file=out, width=80, color_system=None), [one])
+    assert "linear_spec_threshold" in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 80

@@ -84,6 +84,22 @@ def test_the_fewest_replicas_carry_a_rate() -> None:
     assert 1 == min_gpus(RateSearch(base, SLOS, Queue()), 1.0)["replicas"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ttft_p95=500", "has no unit; write ttft_p95=500ms"),
+        ("ttf_p95=500ms", '"ttf_p95" is no latency that a limit can be on; did you mean "ttft_p95"'),
+        ("ttft_p95=0ms", "is no limit above 0"),
+        ("ttft_p95=fast", '"fast" is no number with a unit'),
+        ("x", "is no NAME=LIMIT"),
+    ],
+)
+def test_each_wrong_part_of_a_limit_is_named(text: str, words: str) -> None:
+    """A missing unit, a misspelt name, a limit of nothing: each has its own sentence."""
+    with pytest.raises(UserError, match=words):
+        parse_slos([text])
+
+
 def test_intervals_and_verdicts() -> None:
     """Student's t over seeds; overload of most seeds is broken whatever the latency."""
     mean, low, high = interval([1.0, 2.0, 3.0])

@@ -151,6 +151,8 @@ def test_missing_and_ineffective_options_are_refused(tmp_path: Path) -> None:
         Workload(parse_arrivals(f"trace:{tmp_path}"), fixed)
     with pytest.raises(UserError, match="--requests 0 simulates nothing"):
         Workload(parse_arrivals("poisson:5"), fixed, fixed, 0)
+    with pytest.raises(UserError, match="more than a run holds; give at most 10,000,000"):
+        Workload(parse_arrivals("poisson:5"), fixed, fixed, 99_999_999_999_999)
     with pytest.raises(UserError, match="--seed -1"):
         Workload(parse_arrivals("poisson:5"), fixed, fixed, 1, -1)
 
