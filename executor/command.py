@@ -1,8 +1,7 @@
-"""What `fsm-spec generate` and `fsm-spec model` do."""
+"""What `fsm-spec generate` does."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import warnings
@@ -15,13 +14,16 @@ from typing import IO, TYPE_CHECKING, Any
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.attention_option import require_attention
-from fsm_spec.executor.quantization_option import Quantization, require_quantization
+from fsm_spec.executor.loading import load_weights, progress_bar
+from fsm_spec.executor.quantization_option import require_quantization
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool, load_policy
+from fsm_spec.table import refuse_abstract
 from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.trace import TraceWriter
+from fsm_spec.writing import writing
 
 if TYPE_CHECKING:
     from fsm_spec.executor.generate import Options, Session
@@ -73,8 +75,7 @@ def execute(run: Run) -> None:
     started = time.perf_counter()
     loaded = load(run.spec)
     table = compile_table(loaded.spec, run.settings, line_of=loaded.line_of)
-    if table.contract is None:
-        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+    refuse_abstract(table)
     policy = load_policy(run.policy)
     refuse_given(policy, run.settings)
     _check_text(run)
@@ -104,7 +105,16 @@ def execute(run: Run) -> None:
         require_quantization(run.quantization, resident=resident is not None, processes=run.tensor_parallel)
         files, prompts, pool = _prepare(run, table, policy)
         threads = default_threads() if run.threads is None else run.threads
-        model = _load(run, table, threads, files)
+        model = load_weights(
+            run.model,
+            run.dtype,
+            adapter=run.adapter,
+            gated=table.gated,
+            tensor_parallel=run.tensor_parallel,
+            threads=threads,
+            quantization=run.quantization,
+            files=files,
+        )
         records: list[dict[str, Any]] = []
         head = trace_header(table, policy, pool, loaded.text)
         session = Session(
@@ -204,39 +214,6 @@ def _block_size(model: str) -> int | None:
     return read_config(folder).block_size if (folder / "config.json").is_file() else None
 
 
-def _load(run: Run, table: Table, threads: int, files: ModelFiles) -> LoadedModel:
-    """Load model and adapter, with a progress bar where a file is converted first."""
-    import torch
-
-    from fsm_spec.executor.models.load import load_model
-
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
-    if run.tensor_parallel > 1:
-        from fsm_spec.executor.tensor_parallel import load_parallel
-
-        with progress_bar() as progress:
-            return load_parallel(
-                run.model,
-                dtype,
-                run.tensor_parallel,
-                adapter=run.adapter,
-                gated=table.gated,
-                threads=threads,
-                progress=progress,
-            )
-    torch.set_num_threads(threads)
-    with progress_bar() as progress:
-        return load_model(
-            run.model,
-            dtype,
-            progress,
-            adapter=run.adapter,
-            gated=table.gated,
-            int8=run.quantization == Quantization.int8,
-            files=files,
-        )
-
-
 def _drafters(run: Run, table: Table, model: LoadedModel) -> dict[str, Drafter]:
     """Load the draft models of the spec."""
     from fsm_spec.executor.models.load_drafters import load_drafters
@@ -266,78 +243,7 @@ def trace_file(path: Path | None) -> Iterator[IO[str] | None]:
     if path is None:
         yield None
         return
-    try:
+    with writing(path, "--trace"):
         out = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written: {error.strerror}; name another file after --trace"
-        ) from None
     with out:
         yield out
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """Show progress on standard error, from the first report on; on no terminal a line for each step of work."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    bar = Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
-    tasks: dict[str, TaskID] = {}
-
-    def report(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            if console.is_terminal:
-                bar.start()
-            else:
-                print(f"{what} ...", file=sys.stderr, flush=True)
-            tasks[what] = bar.add_task(what, total=total)
-        bar.update(tasks[what], completed=done, total=total)
-
-    try:
-        yield report
-    finally:
-        if console.is_terminal and tasks:
-            bar.stop()
-
-
-def get_model(name: str, *, as_json: bool) -> None:
-    """Fetch a known model; one that is whole in the cache is only verified."""
-    from fsm_spec.executor.models.fetch import fetch_smollm2
-    from fsm_spec.executor.models.store import SMOLLM2
-
-    # As published the name ends in -Instruct.
-    if name.casefold().removesuffix("-instruct") not in (SMOLLM2, SMOLLM2.partition("-")[0]):
-        raise UserError(f'no model "{name}" can be fetched; known: {SMOLLM2}')
-    with progress_bar() as progress:
-        folder = fetch_smollm2(progress)
-    if as_json:
-        print(json.dumps({"model": SMOLLM2, "folder": str(folder)}))
-    else:
-        print(f"{SMOLLM2} is in {folder}")
-
-
-def show_models(*, as_json: bool) -> None:
-    """List known models and whether they are in the cache."""
-    from fsm_spec.executor.models.fetch import PACKAGE_BYTES
-    from fsm_spec.executor.models.store import SMOLLM2, is_whole, model_folder
-
-    folder = model_folder(SMOLLM2)
-    here = is_whole(folder)
-    if as_json:
-        print(json.dumps([{"model": SMOLLM2, "fetched": here, "folder": str(folder) if here else None}]))
-        return
-    state = (
-        f"in {folder}"
-        if here
-        else f"not here; fsm-spec model get {SMOLLM2} downloads {PACKAGE_BYTES / 1e6:.0f} MB"
-    )
-    print(f"{SMOLLM2}  {state}")

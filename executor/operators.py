@@ -238,19 +238,8 @@ class Operators:
             first=numbers.get("start"),
             stop_ids=[request.stop_ids for request in scope.requests] if plan.freeze else None,
             exclude=scope.mask_id,
-            **self._chosen(plan),
+            **plan.rule_options,
         )
-
-    @staticmethod
-    def _chosen(plan: OperatorPlan) -> dict[str, float]:
-        """Give the numbers of a rule that are the same for all requests, as its reading takes them."""
-        chosen: dict[str, float] = {}
-        for name in ("threshold", "bound"):
-            if name in plan.numbers:
-                chosen[name] = plan.number(name) / 1000  # a spec writes thousandths
-        if "top" in plan.numbers:
-            chosen["top"] = plan.number("top")
-        return chosen
 
     def _sample(
         self,
@@ -336,7 +325,7 @@ class Operators:
             rows.square(torch.from_numpy(rows.positions), None),
             self.chooser,
             q=self._laws(scope, plan.read["q"], plan.drafts, most - 1) if "q" in plan.read else None,
-            **self._chosen(plan),
+            **plan.rule_options,
         )
         return accepted, token.unsqueeze(1)
 

@@ -24,11 +24,6 @@ Rate: TypeAlias = Callable[[Counts], Reals]
 _SLACK: Final = 1e-6
 
 
-def survival_of(confidence: Reals) -> Reals:
-    """Return each draft's survival from P(accepted | all before it accepted): [n, g] -> float64 [n, g]."""
-    return np.cumprod(confidence, axis=1, dtype=np.float64)
-
-
 def table_rate(rows: Sequence[int], steps_per_second: Sequence[float]) -> Rate:
     """Return the rate of measured launches: between two sizes the time of a step grows evenly.
 

@@ -20,6 +20,7 @@ from fsm_spec.language import schema as generated
 from fsm_spec.load import load, shipped
 from fsm_spec.screen import Screen
 from fsm_spec.wording import counted
+from fsm_spec.writing import writing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,10 +91,8 @@ def _write(text: str, output: Path | None) -> None:
     if output is None:
         typer.echo(text, nl=False)
         return
-    try:
+    with writing(output):
         output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{output} cannot be written: {error.strerror}; name another file") from error
 
 
 def replay(trace: Path, spec: str | None, *, as_json: bool) -> None:

@@ -28,7 +28,7 @@ from fsm_spec.policy import (
     refuse_impossible,
 )
 from fsm_spec.step import step
-from fsm_spec.table import END, NO_STOP, STOP, WAIT, Table
+from fsm_spec.table import END, NO_STOP, STOP, WAIT, Table, refuse_abstract
 from fsm_spec.tiers import tiers_of
 
 if TYPE_CHECKING:
@@ -142,10 +142,7 @@ class Engine:
         planner: Callable[[Engine], Plan] | None = None,
         prefixes: Prefixes | None = None,
     ) -> None:
-        if table.contract is None:
-            raise UserError(
-                f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it"
-            )
+        refuse_abstract(table)
         refuse_budget(table, policy)
         self._base = table
         self.tiers = tiers_of(table, policy)

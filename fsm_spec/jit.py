@@ -23,6 +23,7 @@ announce_compiles()
 _SOURCES: Final = (
     "policy",
     "jit",
+    "checker/places",
     "checker/hash_set",
     "checker/interleaved",
     "checker/compiled",

@@ -140,7 +140,9 @@ def find(name_or_path: str | FilePath) -> FilePath:
         # By the names alone: folder and suffix make any two paths look alike.
         meant = {file.stem: str(file) for file in beside} or {name: name for name in known}
         match = closest(path.stem, meant)
-        way_out = f'did you mean "{meant[match]}"?' if match else "give the path of a YAML file, or a shipped name"
+        way_out = (
+            f'did you mean "{meant[match]}"?' if match else "give the path of a YAML file, or a shipped name"
+        )
         raise UserError(f"no spec file {text!r}; {way_out}")
     raise UserError(f"no spec is called {text!r}, and no such file exists{nearest(text, known)}")
 

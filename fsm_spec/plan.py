@@ -135,6 +135,17 @@ class OperatorPlan:
         assert isinstance(value, Const), f"{name} reads columns"
         return value.value
 
+    @property
+    def rule_options(self) -> dict[str, float]:
+        """Give the numbers of the rule that are the same for all requests, as kernels and readings take them."""
+        options: dict[str, float] = {}
+        for name in ("threshold", "bound"):
+            if name in self.numbers:
+                options[name] = self.number(name) / 1000  # a spec writes thousandths
+        if "top" in self.numbers:
+            options["top"] = self.number("top")
+        return options
+
     def content(self) -> dict[str, Any]:
         """Give the operator as JSON values, the form that the digest reads."""
         return {

@@ -228,7 +228,9 @@ class _Replay:
         """Name the lines of the spec that say what an event does in a state."""
         rows = [row for row in self.table.rows if row.event == event and state in row.sources]
         lines = sorted({row.line for row in rows if row.line})
-        return f"spec line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}" if lines else "built in"
+        return (
+            f"spec line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}" if lines else "built in"
+        )
 
     def _check_slots(self, where: str, request: int, columns: Mapping[str, int], pages: int) -> None:
         state = self.table.states[columns["state"]]

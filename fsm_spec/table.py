@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from fsm_spec.errors import UnhandledEvent
+from fsm_spec.errors import UnhandledEvent, UserError
 from fsm_spec.language import expression
 from fsm_spec.language.expression import to_text
 
@@ -323,3 +323,9 @@ class Table:
                 "eventually": self.eventually,
             },
         }
+
+
+def refuse_abstract(table: Table) -> None:
+    """Raise UserError for an abstract model: it has no forwards that anybody could price or run."""
+    if table.contract is None:
+        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")

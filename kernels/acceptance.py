@@ -180,16 +180,14 @@ def residual(p: Tensor, rejected: Tensor, q: Tensor | None) -> Tensor:
 
 
 def accept_topk(
-    logits: Tensor, drafts: Tensor, count: Tensor, top: int | None, *, exclude: int | None = None
+    logits: Tensor, drafts: Tensor, count: Tensor, top: int, *, exclude: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Accept drafts whose logit reaches the k-th best of their row, k = `top`; next is the argmax. NOT lossless.
 
     Shapes as in `accept_greedy`; `top` 1 differs from it in nothing but ties, which are accepted.
-    An impossible draft (logit -inf) never stands. Raises ValueError unless `top` is at least 1.
+    An impossible draft (logit -inf) never stands.
     Source: I-DLM's fast verify.
     """
-    if top is None or top < 1:
-        raise ValueError(f"top is {top}; the accept rule topk needs a whole number from 1")
     live = _Live.gather(logits, drafts, count)
     known = logits.shape[-1] - (exclude is not None)
     values, _ = best_tokens(live.logits, min(top, known), exclude)
@@ -213,17 +211,14 @@ def accept_threshold(  # noqa: PLR0913 -- the operator's inputs, one each
     seed: Tensor,
     position: Tensor,
     chooser: Chooser,
-    threshold: float | None,
+    threshold: float,
     *,
     exclude: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Accept drafts with p(x) >= threshold; next is drawn from p after the accepted run. NOT lossless.
 
     Shapes as in `accept_match`; p is the request's law, at temperature 0 a point mass.
-    Raises ValueError unless the threshold is in 0..1.
     """
-    if threshold is None or not 0 <= threshold <= 1:
-        raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number from 0 to 1")
     live = _Live.gather(logits, drafts, count)
     p = law(live.logits, rows.take(live.request), exclude)
     request, depth = _alive(drafts, count)
@@ -263,6 +258,17 @@ ACCEPT_RULES = ("greedy", "match", "rejection")
 LOSSY_ACCEPT_RULES = ("topk", "threshold", "always")
 
 
+def refuse_rule(rule: str, top: int | None = None, threshold: float | None = None) -> None:
+    """Raise ValueError for an unknown rule, and for one whose own number is missing or out of range."""
+    known = (*ACCEPT_RULES, *LOSSY_ACCEPT_RULES)
+    if rule not in known:
+        raise ValueError(f"unknown accept rule {rule!r}; give one of {', '.join(known)}")
+    if rule == "topk" and (top is None or top < 1):
+        raise ValueError(f"top is {top}; the accept rule topk needs a whole number from 1")
+    if rule == "threshold" and (threshold is None or not 0 <= threshold <= 1):
+        raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number from 0 to 1")
+
+
 def accept(  # noqa: PLR0913 -- the operator's inputs, one each
     rule: str,
     logits: Tensor,
@@ -280,8 +286,9 @@ def accept(  # noqa: PLR0913 -- the operator's inputs, one each
 ) -> tuple[Tensor, Tensor]:
     """Apply the rule of that name; `q`, `top` and `threshold` are read by the rule that needs them.
 
-    Raises ValueError for an unknown rule.
+    Raises ValueError for an unknown rule, and for a number that is out of its range.
     """
+    refuse_rule(rule, top, threshold)
     draws = (rows, seed, position, chooser)
     if rule == "greedy":
         return accept_greedy(logits, drafts, count, exclude=exclude)
@@ -290,10 +297,7 @@ def accept(  # noqa: PLR0913 -- the operator's inputs, one each
     if rule == "rejection":
         return accept_rejection(logits, drafts, count, *draws, q=q, exclude=exclude)
     if rule == "topk":
-        return accept_topk(logits, drafts, count, top, exclude=exclude)
+        return accept_topk(logits, drafts, count, top or 0, exclude=exclude)
     if rule == "threshold":
-        return accept_threshold(logits, drafts, count, *draws, threshold, exclude=exclude)
-    if rule == "always":
-        return accept_always(logits, drafts, count, *draws, exclude=exclude)
-    known = ", ".join((*ACCEPT_RULES, *LOSSY_ACCEPT_RULES))
-    raise ValueError(f"unknown accept rule {rule!r}; give one of {known}")
+        return accept_threshold(logits, drafts, count, *draws, threshold or 0.0, exclude=exclude)
+    return accept_always(logits, drafts, count, *draws, exclude=exclude)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fsm_spec.kernels.acceptance import refuse_rule
 from fsm_spec.kernels.choose import Key, PlainChooser
 from fsm_spec.kernels.law import SamplingParams, law_plain
 from fsm_spec.kernels.randomness import Purpose
@@ -35,6 +36,7 @@ def accept_plain(  # noqa: PLR0913 -- the operator's inputs, one each
     `q`, `top` and `threshold` are read by the rules `rejection`, `topk` and `threshold` only.
     Raises ValueError for an unknown rule or another number of rows.
     """
+    refuse_rule(rule, top, threshold)
     if len(logits) != len(drafts) + 1:
         raise ValueError(f"{len(drafts)} drafts need {len(drafts) + 1} rows of logits, not {len(logits)}")
     if rule == "greedy":
@@ -45,22 +47,18 @@ def accept_plain(  # noqa: PLR0913 -- the operator's inputs, one each
         return _matched(laws, drafts, seed, position, chooser)
     if rule == "rejection":
         return _rejected(laws, drafts, seed, position, chooser, q)
-    if rule not in ("topk", "threshold", "always"):
-        raise ValueError(f"unknown accept rule {rule!r}")
     if rule == "topk":
-        accepted = _among_best(logits, drafts, top, exclude)
+        accepted = _among_best(logits, drafts, top or 0, exclude)
         laws = [law_plain(row, SamplingParams(), exclude) for row in logits]
     elif rule == "threshold":
-        accepted = _likely(laws, drafts, threshold)
+        accepted = _likely(laws, drafts, threshold or 0.0)
     else:
         accepted = len(drafts)
     return accepted, chooser.choose_one(laws[accepted], Key(seed, position[accepted], Purpose.TARGET))
 
 
-def _among_best(logits: Laws, drafts: Sequence[int], top: int | None, exclude: int | None) -> int:
+def _among_best(logits: Laws, drafts: Sequence[int], top: int, exclude: int | None) -> int:
     """Count the leading drafts whose logit reaches the k-th best of their row."""
-    if top is None or top < 1:
-        raise ValueError(f"top is {top}; the accept rule topk needs a whole number from 1")
     for row, draft in enumerate(drafts):
         scores = [-math.inf if token == exclude else score for token, score in enumerate(logits[row])]
         kth = sorted(scores, reverse=True)[min(top, len(scores)) - 1]
@@ -69,10 +67,8 @@ def _among_best(logits: Laws, drafts: Sequence[int], top: int | None, exclude: i
     return len(drafts)
 
 
-def _likely(laws: Laws, drafts: Sequence[int], threshold: float | None) -> int:
+def _likely(laws: Laws, drafts: Sequence[int], threshold: float) -> int:
     """Count the leading drafts whose probability reaches the threshold."""
-    if threshold is None or not 0 <= threshold <= 1:
-        raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number from 0 to 1")
     for row, draft in enumerate(drafts):
         if laws[row][draft] < threshold:
             return row

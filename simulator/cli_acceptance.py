@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fsm_spec.cli_spec import AsJson
-from fsm_spec.errors import UserError
+from fsm_spec.writing import writing
 
 
 def register(app: typer.Typer) -> None:
@@ -39,12 +39,8 @@ def acceptance(
     values = found.model_dump(mode="json", exclude_defaults=True)
     text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110)
     if out is not None:
-        try:
+        with writing(out, "--out"):
             out.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"{out}: cannot be written ({error.strerror}); give another place with --out"
-            ) from error
     if as_json:
         sys.stdout.write(found.model_dump_json(indent=1, exclude_defaults=True) + "\n")
     elif out is None:

@@ -38,6 +38,7 @@ from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.workers import Workers
 from fsm_spec.trace import TraceWriter, header
 from fsm_spec.wording import counted
+from fsm_spec.writing import writing
 
 MIB = 2**20
 # Results that get an interval over seeds.
@@ -295,12 +296,8 @@ def _writer(prepared: Prepared, path: Path | None) -> Iterator[TraceWriter | Non
         yield None
         return
     head = header(prepared.table, prepared.policy, prepared.pool, prepared.loaded.text, "simulator")
-    try:
+    with writing(path, "--trace"):
         file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror}); give another place with --trace"
-        ) from error
     with file:
         yield TraceWriter(file, head)
 

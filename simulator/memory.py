@@ -34,7 +34,6 @@ class Memory:
     page_size: int
     page_bytes: int
     weight_bytes: int
-    budget_bytes: int
     given: bool
     parts: dict[str, int] = field(default_factory=dict)
 
@@ -157,7 +156,7 @@ def plan_memory(
     parts["KV pool"] = pages * page_bytes
     parts["not used"] = max(0, hardware.hbm_bytes - beside - parts["KV pool"])
     given = options.pages is not None
-    return Memory(pages, options.page_size, page_bytes, weights, budget, given=given, parts=parts)
+    return Memory(pages, options.page_size, page_bytes, weights, given=given, parts=parts)
 
 
 def gib(size: int) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fsm_spec.plan import KINDS
 from fsm_spec.simulator import roofline
 from fsm_spec.simulator.sketch import MOST_EXACT, Sketch
 from fsm_spec.simulator.timeline import Timeline
@@ -20,8 +21,7 @@ from fsm_spec.table import END, Table
 
 UNSET = -1  # a time that has not come
 QUANTILES = (50, 90, 95, 99)
-KV_KINDS = ("committed", "provisional", "scratch")
-LEVELS = ("pages", *KV_KINDS, "running", "waiting")  # pages in use, KV slots by kind, requests
+LEVELS = ("pages", *KINDS, "running", "waiting")  # pages in use, KV slots by kind, requests
 BOUNDS = (
     "compute",
     "memory",
@@ -80,11 +80,6 @@ class RequestLog:
     def finished(self) -> NDArray[np.bool_]:
         """Say which requests finished."""
         return np.asarray(self.finish_ns != UNSET)
-
-
-def new_timeline(points: int = 256) -> Timeline:
-    """Return the series that a run records: LEVELS hold from one record to the next, AMOUNTS add up."""
-    return Timeline(LEVELS, AMOUNTS, points)
 
 
 def bound_shares(line: Timeline) -> dict[str, list[float]]:
@@ -157,7 +152,7 @@ class KvUse:
         tiers: Mapping[int, Sequence[int]] | None = None,
     ) -> KvUse:
         """Read a timeline with the levels `pages` (in use) and slots by kind; `tiers` are integrals of LEVELS."""
-        kinds = [name for name in KV_KINDS if name in timeline.levels]
+        kinds = [name for name in KINDS if name in timeline.levels]
         return cls(
             pages,
             page_size,
@@ -201,7 +196,7 @@ def add_tier(tiers: dict[int, list[int]], size: int, totals: Sequence[int], befo
 def _tier(totals: Sequence[int], span_ns: int, page_size: int) -> dict[str, float]:
     """Return what one tier held, as means over the whole run, and the share of its reserved slots that hold nothing."""
     held = dict(zip(LEVELS, totals, strict=True))
-    used = sum(held[kind] for kind in KV_KINDS)
+    used = sum(held[kind] for kind in KINDS)
     return {
         "mean_pages": round(held["pages"] / span_ns, 6) if span_ns else 0.0,
         "mean_running": round(held["running"] / span_ns, 6) if span_ns else 0.0,

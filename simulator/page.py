@@ -8,7 +8,6 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from fsm_spec.errors import UserError
 from fsm_spec.simulator.chart import range_chart
 from fsm_spec.simulator.page_load import binding, by_load
 from fsm_spec.simulator.page_run import (
@@ -24,6 +23,7 @@ from fsm_spec.simulator.page_run import (
 )
 from fsm_spec.simulator.report import Scenario, held, known_rows, latencies, loads, shared_settings, titles
 from fsm_spec.simulator.style import STYLE
+from fsm_spec.writing import writing
 
 MOST_DETAILED = 12  # runs with charts over time, each about 150 kB
 PANEL_WIDTH = 350  # of one of three panels beside each other
@@ -31,13 +31,9 @@ PANEL_WIDTH = 350  # of one of three panels beside each other
 
 def write_page(path: Path, scenarios: Sequence[Scenario], title: str = "Simulation report") -> None:
     """Write the report to a file; raises UserError where that cannot be written."""
-    try:
+    with writing(path, "--report"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page(scenarios, title), encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror}); give another place with --report"
-        ) from error
 
 
 def page(scenarios: Sequence[Scenario], title: str = "Simulation report") -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from html import escape
 
+from fsm_spec.plan import KINDS
 from fsm_spec.simulator.chart import Layer, range_chart, share_bar, short, time_chart
 from fsm_spec.simulator.memory import gib
-from fsm_spec.simulator.metrics import KV_KINDS, Summary, bound_shares
+from fsm_spec.simulator.metrics import Summary, bound_shares
 from fsm_spec.simulator.page_load import BOUNDS, PARTS, binding
 from fsm_spec.simulator.report import Scenario, duration, held, latencies, percent
 from fsm_spec.wording import counted
@@ -222,7 +223,7 @@ def _kv_over_time(scenario: Scenario) -> list[str]:
     if kv is None:
         return []
     slots = kv.pages * kv.page_size
-    layers = [Layer(kind, kind, line.mean_levels(kind)) for kind in KV_KINDS]
+    layers = [Layer(kind, kind, line.mean_levels(kind)) for kind in KINDS]
     chart = time_chart(edges, layers, "token slots", stacked=True, ceiling=("pool", float(slots)))
     text = (
         f"The pool holds {slots:,} token slots: {kv.pages:,} pages of {kv.page_size}. Of what requests reserve,"
@@ -231,7 +232,7 @@ def _kv_over_time(scenario: Scenario) -> list[str]:
     for size, use in kv.tiers.items():
         text += f" Tier {size}: {percent(use['unused_share'])} of {short(use['mean_pages'])} pages."
     body = f'{chart}<p class="note">{text}</p>'
-    ahead = [layer for layer in layers if layer.name != KV_KINDS[0] and any(layer.values)]
+    ahead = [layer for layer in layers if layer.name != KINDS[0] and any(layer.values)]
     if ahead:
         chart = time_chart(edges, ahead, "token slots", stacked=True)
         body += f'<h3 class="gap">KV of rows that are not committed</h3>{chart}'

@@ -13,8 +13,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from fsm_spec.errors import UserError
 from fsm_spec.simulator.metrics import COUNTS, UNSET, RequestLog
+from fsm_spec.writing import writing
 
 TIMES = ("arrival_ns", "admitted_ns", "first_token_ns", "finish_ns")
 COLUMNS = ("request", "prompt", *TIMES, *COUNTS)
@@ -58,12 +58,7 @@ def file_name(spec: str, arrivals: str, taken: set[str]) -> str:
 @contextmanager
 def row_file(path: Path, about: Mapping[str, Any]) -> Iterator[RowFile]:
     """Open the file of a run, its folder made where it is missing; raises UserError where it cannot be written."""
-    try:
+    with writing(path, "--parquet"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(RowFile(path, about)) as file:
             yield file
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(
-            f"{path}: cannot be written ({reason}); give another folder with --parquet"
-        ) from error

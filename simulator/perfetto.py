@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fsm_spec.errors import UserError
 from fsm_spec.simulator.metrics import UNSET, RequestLog
 from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.simulation import Results
+from fsm_spec.writing import writing
 
 REQUESTS, COUNTERS, ITERATIONS = 1, 2, 3  # process numbers of the groups of tracks
 MOST_TRACKS = 5_000  # requests shown; the viewer takes no more with ease
@@ -31,12 +31,8 @@ def write_perfetto(path: Path, results: Results, name: str, rounds: RoundLog | N
         *(_rounds(rounds, name) if rounds is not None else ()),
         *_levels(results),
     ]
-    try:
+    with writing(path, "--perfetto"):
         path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}), encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror}); give another place with --perfetto"
-        ) from error
 
 
 def _spans(log: RequestLog) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fsm_spec.errors import UserError
+from fsm_spec.simulator.arrivals import RATES
 from fsm_spec.simulator.command import show
 from fsm_spec.simulator.faults import Faults
 from fsm_spec.simulator.money import price_per_million
@@ -28,11 +29,11 @@ from fsm_spec.simulator.slo import parse_slos
 from fsm_spec.simulator.study import PARAM, Study
 from fsm_spec.simulator.sweep import by_spec
 from fsm_spec.simulator.workers import Workers
+from fsm_spec.writing import writing
 
 REQUESTS_OF_A_RATE = (
     200  # of one seed at least: enough for a p95; a search takes more where arrivals are fast
 )
-KINDS = ("poisson", "constant", "gamma", "weibull")
 # What the front is of: speed of all on an accelerator against speed of one user.
 FRONT = (("throughput_tok_s_gpu", 1), ("user_tok_s", 1))
 
@@ -181,8 +182,8 @@ def _priced(row: dict[str, Any], price: float | None) -> dict[str, Any]:
 def _arrivals(text: str) -> str:
     """Turn a kind of arrivals into a form with a rate, which the search replaces."""
     kind, _, rest = text.strip().partition(":")
-    if kind not in KINDS:
-        raise UserError(f'--arrivals "{text}" is no kind of arrivals with a rate; write {", ".join(KINDS)}')
+    if kind not in RATES:
+        raise UserError(f'--arrivals "{text}" is no kind of arrivals with a rate; write {", ".join(RATES)}')
     return ":".join(word for word in (kind, "1", rest) if word)
 
 
@@ -207,7 +208,7 @@ def _by_users(asked: Asked, workers: Workers, csv: Path | None, parquet: Path | 
         raise UserError("\n".join(dict.fromkeys(str(row["error"]) for row in study.failed)))
     rows = [row for row in study.rows if _within(row, asked)]
     settings, warnings = plan_settings(asked, (scenario for _, scenario in study.points))
-    document = {"goal": asked.goal, "settings": settings, "warnings": warnings}
+    document: dict[str, Any] = {"goal": asked.goal, "settings": settings, "warnings": warnings}
     document |= {"points": study.rows, "failed": study.failed}
     if asked.goal == "pareto":
         return {**document, "front": front(rows, FRONT)}
@@ -234,12 +235,8 @@ def policy_of(name: str, found: Sequence[dict[str, Any]]) -> str:
 
 def _write_policy(path: Path, name: str, found: Sequence[dict[str, Any]]) -> None:
     """Write the policy file; raises UserError where that cannot be."""
-    try:
+    with writing(path, "--policy-out"):
         path.write_text(policy_of(name, found), encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror}); give another place with --policy-out"
-        ) from error
 
 
 def _checked(

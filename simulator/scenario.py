@@ -35,7 +35,7 @@ from fsm_spec.simulator.workload import (
     parse_lengths,
     parse_sessions,
 )
-from fsm_spec.table import Table
+from fsm_spec.table import Table, refuse_abstract
 from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.trace import TraceWriter
 from fsm_spec.wording import counted
@@ -263,8 +263,7 @@ def _budget(table: Table, policy: Policy, acceptance: Acceptance | Mixture | Non
 def _table(loaded: Loaded, params: Mapping[str, int], policy: Policy) -> Table:
     """Give the table, of the largest size where the policy has tiers."""
     table = compile_table(loaded.spec, params, line_of=loaded.line_of)
-    if table.contract is None:
-        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+    refuse_abstract(table)
     refuse_given(policy, params)
     return tiers_of(table, policy).largest
 

@@ -31,6 +31,7 @@ from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.search import front
 from fsm_spec.simulator.slo import parse_slos
 from fsm_spec.simulator.workers import Workers
+from fsm_spec.writing import writing
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -107,22 +108,17 @@ class Study:
 
     def write_csv(self, path: Path) -> None:
         """Write the results as CSV; raises UserError where that cannot be."""
-        try:
-            with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, self.columns)
-                writer.writeheader()
-                writer.writerows({name: _plain(value) for name, value in row.items()} for row in self.rows)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror}); give another place") from error
+        with writing(path), path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows({name: _plain(value) for name, value in row.items()} for row in self.rows)
 
     def write_parquet(self, path: Path) -> None:
         """Write the results as Parquet; raises UserError where that cannot be."""
         from pyarrow import parquet  # noqa: PLC0415 - as above
 
-        try:
+        with writing(path):
             parquet.write_table(self.table(), path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror}); give another place") from error
 
     def _repr_html_(self) -> str:
         """Show a table in a notebook."""

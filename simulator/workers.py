@@ -16,6 +16,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.simulator.point import Result, evaluate, key_of
 from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.slo import Slo
+from fsm_spec.writing import writing
 
 MOST_CRASHES = 3  # of a worker process over the same point, which then counts as failed
 
@@ -132,13 +133,8 @@ class Workers:
     def _append(self, key: str, result: Result) -> None:
         if self.resume is None:
             return
-        try:
-            with self.resume.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, "result": result}) + "\n")
-        except OSError as error:
-            raise UserError(
-                f"{self.resume}: cannot be written ({error.strerror}); give another place with --resume"
-            ) from error
+        with writing(self.resume, "--resume"), self.resume.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "result": result}) + "\n")
 
 
 def _leave_interrupts() -> None:

@@ -152,7 +152,7 @@ def _accept(plan: OperatorPlan, given: Given) -> Sequence[Any]:
         given.sampling,
         given.positions,
         q=laws,
-        **_chosen(plan),
+        **plan.rule_options,
     )
     return accepted, token.unsqueeze(1)
 
@@ -174,19 +174,8 @@ def _unmask(plan: OperatorPlan, given: Given) -> Sequence[Any]:
         first=numbers.get("start"),
         stop_ids=scope.state.stop_ids.index_select(0, scope.lines) if plan.freeze else None,
         exclude=scope.mask_id,
-        **_chosen(plan),
+        **plan.rule_options,
     )
-
-
-def _chosen(plan: OperatorPlan) -> dict[str, float]:
-    """Give the numbers of a rule that are the same for all requests, as its kernel takes them."""
-    chosen: dict[str, float] = {}
-    for name in ("threshold", "bound"):
-        if name in plan.numbers:
-            chosen[name] = plan.number(name) / 1000  # a spec writes thousandths
-    if "top" in plan.numbers:
-        chosen["top"] = plan.number("top")
-    return chosen
 
 
 def _grow(plan: OperatorPlan, given: Given) -> Sequence[Any]:

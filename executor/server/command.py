@@ -13,8 +13,9 @@ from fsm_spec.checker.check import PROVED, REFUTED, check
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.attention_option import require_attention
-from fsm_spec.executor.command import capture_graphs, progress_bar, trace_file
-from fsm_spec.executor.quantization_option import Quantization, require_quantization
+from fsm_spec.executor.command import capture_graphs, trace_file
+from fsm_spec.executor.loading import load_weights, progress_bar
+from fsm_spec.executor.quantization_option import require_quantization
 from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.address import bound
 from fsm_spec.executor.threads import default_threads
@@ -22,7 +23,7 @@ from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import Policy, Pool, load_policy, longest_pages
 from fsm_spec.prefix_cache import refusal
-from fsm_spec.table import Table
+from fsm_spec.table import Table, refuse_abstract
 from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import TraceWriter
 
@@ -125,8 +126,7 @@ def refuse_spec(run: Serving, loaded: Loaded) -> None:
     from fsm_spec.executor.models.load_drafters import require_drafts
 
     table = compile_table(loaded.spec, run.params, line_of=loaded.line_of)
-    if table.contract is None:
-        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+    refuse_abstract(table)
     require_drafts(table, run.drafters)
     if run.prefix_cache:
         require_prefixes(table)
@@ -198,8 +198,7 @@ def open_engine(
     from fsm_spec.executor.server.settings import Settings
 
     table = compile_table(loaded.spec, run.params, line_of=loaded.line_of)
-    if table.contract is None:
-        raise UserError(f"{table.name} is an abstract model without forwards; only `fsm-spec check` takes it")
+    refuse_abstract(table)
     policy = chosen_policy(run)
     resident = chosen_device(run)
     if run.tensor_parallel > 1:
@@ -253,35 +252,17 @@ def open_engine(
 
 
 def _load(run: Serving, table: Table) -> LoadedModel:
-    import torch
-
-    from fsm_spec.executor.models.load import load_model
-
+    """Load model and adapter; replicas share the machine's threads."""
     threads = max(1, default_threads() // run.replicas) if run.threads is None else run.threads
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[run.dtype]
-    if run.tensor_parallel > 1:
-        from fsm_spec.executor.tensor_parallel import load_parallel
-
-        with progress_bar() as progress:
-            return load_parallel(
-                run.model,
-                dtype,
-                run.tensor_parallel,
-                adapter=run.adapter,
-                gated=table.gated,
-                threads=threads,
-                progress=progress,
-            )
-    torch.set_num_threads(threads)
-    with progress_bar() as progress:
-        return load_model(
-            run.model,
-            dtype,
-            progress,
-            adapter=run.adapter,
-            gated=table.gated,
-            int8=run.quantization == Quantization.int8,
-        )
+    return load_weights(
+        run.model,
+        run.dtype,
+        adapter=run.adapter,
+        gated=table.gated,
+        tensor_parallel=run.tensor_parallel,
+        threads=threads,
+        quantization=run.quantization,
+    )
 
 
 def _pool(run: Serving, table: Table, model: LoadedModel, longest: int, resident: Resident | None) -> Pool:

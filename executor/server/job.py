@@ -68,7 +68,6 @@ class Job:
     first_token: float = 0.0
     last_token: float = 0.0
     number: int | None = None
-    cancelled: bool = False
     emitted: int = 0
     cached: int = 0
     ready: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)

@@ -89,7 +89,8 @@ class _Draining(uvicorn.Server):
             # Somebody else has begun to listen since the address was bound.
             await self.lifespan.shutdown()
             assert sockets is not None
-            raise not_had(*sockets[0].getsockname()[:2], error) from None
+            host, port = sockets[0].getsockname()[:2]
+            raise not_had(host, port, error) from None
         if self.started:
             _announce(self.server, self)
 

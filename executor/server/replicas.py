@@ -150,7 +150,6 @@ class Replicas:
     def cancel(self, jobs: Sequence[Job]) -> None:
         """End jobs that nobody waits for any more; one that is at its end is left alone."""
         for job in jobs:
-            job.cancelled = True
             if job in self._at:
                 lane, key = self._at[job]
                 self._take(job)

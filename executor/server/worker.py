@@ -86,7 +86,6 @@ class Worker:
     def cancel(self, jobs: Sequence[Job]) -> None:
         """End jobs that nobody waits for any more; one that is at its end is left alone."""
         for job in jobs:
-            job.cancelled = True
             self._post(lambda job=job: self._drop(job, "abort", None))  # type: ignore[misc]
 
     async def call(self, function: Callable[[], Answer]) -> Answer:

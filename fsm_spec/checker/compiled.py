@@ -18,25 +18,53 @@ import numpy as np
 from fsm_spec import policy
 from fsm_spec.checker.hash_set import empty, index_of, insert, place_of, rebuilt
 from fsm_spec.checker.interleaved import actions, search_actions
+from fsm_spec.checker.places import (
+    ABORT,
+    ABORT_FAULTS,
+    ABORTED,
+    ABSENT,
+    ADMISSION,
+    ARRIVAL_FAULTS,
+    BITS,
+    BUDGET,
+    ENDED,
+    ENDED_AS,
+    FAULTS,
+    FILL,
+    GROW,
+    LEFT,
+    LONGEST,
+    MAX_RUNNING,
+    MIXED,
+    NEED,
+    PAGE_BITS,
+    PAGE_SIZE,
+    POOL_BIT,
+    POOL_PAGES,
+    PREFILLING,
+    REQUESTS,
+    ROWS,
+    RUNNING,
+    SCRATCH_ROWS,
+    SEES,
+    SHOWS,
+    SLOTS_BIT,
+    STATUS,
+    SYMMETRY,
+    TAKE,
+    TARGET,
+    TIERS,
+    USED,
+    WAITING,
+)
 from fsm_spec.jit import compiled, jit
 
 PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
 # A model is a few plain arrays, as arrays by name in a tuple take numba ten times as long to compile.
-# Settings of a composition: places in `settings`.
-(REQUESTS, BITS, PAGE_BITS, SYMMETRY, ABORT, ADMISSION, POOL_PAGES, PAGE_SIZE, GROW, MIXED, BUDGET, MAX_RUNNING,
- ENDED_CODE, POOL_BIT, SLOTS_BIT, ARRIVAL_FAULTS, TIERS) = range(17)  # fmt: skip
-# From TIERS on, by running requests: where the facts and lists of the tier's table begin.
-# What is known of a local state: columns of `local`.
-STATUS, LONGEST, PAGES, NEED, LEFT, ROWS, TAKE, FILL, SEES, ABORTED, ABORT_FAULTS = range(11)
-# Options of a request in an iteration, and edges of a single action: columns of `options` and of `edges`.
-TARGET, USED, FAULTS, SHOWS = range(4)
+
 # Rows of `scratch`, one element a request.
 (CODES, OWNED, QUEUED, LIVE, RUNNING_, PAGES_, NEED_, LEFT_, ROWS_, NEW_PAGES, ACTIONS, TOKENS, ADMIT_TOKENS, MOVER,
- OPTION, OPTION_PAGES, WHEEL) = range(17)  # fmt: skip
-# Kinds of local states, in the search by rounds.
-ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
-# Most requests that a word holds.
-MOST_REQUESTS = 16
+ OPTION, OPTION_PAGES, WHEEL) = range(SCRATCH_ROWS)  # fmt: skip
 
 
 admits = compiled(policy.admits, "admits")
@@ -63,7 +91,7 @@ def _packed(settings, local, scratch):
         settings[REQUESTS],
         settings[BITS],
         settings[PAGE_BITS],
-        settings[ENDED_CODE],
+        settings[ENDED_AS],
     )
     symmetry = settings[SYMMETRY]
     word = 0

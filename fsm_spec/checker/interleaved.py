@@ -16,17 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsm_spec.checker.hash_set import EMPTY, fill, mixed
+from fsm_spec.checker.places import (
+    ARRIVAL_FAULTS,
+    BITS,
+    BOUNDS,
+    ENABLED_FAULTS,
+    ENABLED_SHOWS,
+    ENDED_AS,
+    HALF,
+    LOW,
+    POOL_BIT,
+    POOL_PAGES,
+    REQUESTS,
+    STIRS,
+    SYMMETRY,
+    WEIGHT,
+)
 from fsm_spec.jit import jit
 
 Integers = NDArray[np.int64]
 
-# Settings, columns of `local` and columns of `lists` as `packed.py` writes them.
-REQUESTS, BITS, SYMMETRY, POOL_PAGES, ENDED_CODE, POOL_BIT, START_FAULTS = 0, 1, 3, 6, 12, 13, 15
-WEIGHT: Final = 3
-BOUNDS, FAULTS, SHOWS, STIRS = range(4)
-# A weight counts pages in its low half and living requests above; bounds hold first and last in the same way.
-HALF: Final = 32
-LOW: Final = (1 << HALF) - 1
 # States expanded before their successors are looked up: enough to hide the time that memory takes to answer.
 BATCH: Final = 64
 # Places in `progress`.
@@ -57,7 +66,7 @@ def _all_ended(settings):
     """Give the word in which every request has ended."""
     word = np.int64(0)
     for index in range(settings[REQUESTS]):
-        word |= settings[ENDED_CODE] << (index * settings[BITS])
+        word |= settings[ENDED_AS] << (index * settings[BITS])
     return word
 
 
@@ -82,7 +91,7 @@ def _expanded(word, settings, local, lists, changes, out, found):
     free = max(np.int64(0), min(settings[POOL_PAGES] - used + 1, steps - 1))
     context = (free * (requests + 1) + live) * codes
     broken = settings[POOL_BIT] if used > settings[POOL_PAGES] else np.int64(0)
-    broken |= settings[START_FAULTS]
+    broken |= settings[ARRIVAL_FAULTS]
     shown, stirs = np.int64(0), np.int64(0)
     left = word
     shift = np.int64(0)
@@ -90,8 +99,8 @@ def _expanded(word, settings, local, lists, changes, out, found):
         code = left & field
         at = np.uint64(context + code)
         bounds = lists[at, BOUNDS]
-        broken |= lists[at, FAULTS]
-        shown |= lists[at, SHOWS]
+        broken |= lists[at, ENABLED_FAULTS]
+        shown |= lists[at, ENABLED_SHOWS]
         stirs |= lists[at, STIRS]
         begin, end = bounds & LOW, bounds >> HALF
         if found + end - begin > len(out):

@@ -6,11 +6,12 @@ A local state is a code, a global state the codes of its requests in one word. W
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fsm_spec.checker import properties
+from fsm_spec.checker.places import MOST_REQUESTS, REQUESTS, SCRATCH_ROWS, TIERS, Local, Settings
 from fsm_spec.errors import UserError
 from fsm_spec.wording import counted
 
@@ -21,16 +22,7 @@ if TYPE_CHECKING:
 
     from fsm_spec.table import Table
 
-# Codes of local states that every packing has: a request that has not arrived, and one that has ended.
-ABSENT_CODE, ENDED_CODE = 0, 1
 WORD_BITS = 63
-MOST_REQUESTS = 16
-# Statuses, settings and columns are those that `compiled.py` reads; it is not imported here, as numba is slow to load.
-ABSENT, WAITING, PREFILLING, RUNNING, ENDED = 0, 1, 2, 3, 4
-# The target of a way that leads nowhere.
-LOST: Final = -1
-# Two counts in one integer, as `interleaved.py` reads them: the first below this bit, the second above.
-HALF: Final = 32
 
 
 class Model(NamedTuple):
@@ -45,46 +37,6 @@ class Model(NamedTuple):
     arrivals: NDArray[np.int64]
     scratch: NDArray[np.int64]
     queue: NDArray[np.int64]
-
-
-class Settings(NamedTuple):
-    """Hold the settings of a composition, in the order of `compiled.py`."""
-
-    requests: int
-    bits: int
-    page_bits: int
-    symmetry: int
-    abort: int
-    admission: int
-    pool_pages: int
-    page_size: int
-    grow: int
-    mixed: int
-    budget: int
-    max_running: int
-    ended_code: int
-    pool_bit: int
-    slots_bit: int
-    # Bits of what the arrival of a request breaks that no empty pool could hold.
-    arrival_faults: int = 0
-
-
-class Local(NamedTuple):
-    """Hold what is known of a local state, in the order of `compiled.py`."""
-
-    status: int = 0
-    longest: int = 0
-    pages: int = 0
-    need: int = 0
-    left: int = 0
-    rows: int = 0
-    take: int = 0
-    fill: int = 0
-    # The code of the same request once the host has seen it as it is.
-    sees: int = 0
-    # Where an abort leads (-1: no row says where), and the properties it breaks.
-    aborted: int = ENDED_CODE
-    abort_faults: int = 0
 
 
 def fit_word(requests: int, codes: int, page_bits: int) -> int:
@@ -122,24 +74,20 @@ def model(
         _square(prefills),
         _square(admits),
         np.array(arrivals, np.int64),
-        np.zeros((_SCRATCH_ROWS, settings.requests), np.int64),
+        np.zeros((SCRATCH_ROWS, settings.requests), np.int64),
         np.zeros((settings.requests, 3), np.int64),
     )
 
 
 def tier_offsets(model: Model) -> list[int]:
     """List where the facts and lists of each size begin in the arrays."""
-    places = model.settings[len(Settings._fields) :][: int(model.settings[0]) + 1]
+    places = model.settings[TIERS:][: int(model.settings[REQUESTS]) + 1]
     return sorted({int(place) for place in places})
 
 
 def codes_of(model: Model) -> int:
     """Count the local states: the arrays hold their facts once for each size."""
     return len(model.local) // len(tier_offsets(model))
-
-
-# Rows of scratch space that `compiled.py` names.
-_SCRATCH_ROWS = 17
 
 
 def _square(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:

@@ -8,18 +8,18 @@ import numpy as np
 
 from fsm_spec import life_cycle
 from fsm_spec.checker import properties
-from fsm_spec.checker.packed import (
+from fsm_spec.checker.packed import bits_of, fit_word, model, sentences_of, word_of
+from fsm_spec.checker.places import (
+    BOUNDS,
+    ENABLED_FAULTS,
+    ENABLED_SHOWS,
     ENDED,
     HALF,
     RUNNING,
+    STIRS,
     WAITING,
     Local,
     Settings,
-    bits_of,
-    fit_word,
-    model,
-    sentences_of,
-    word_of,
 )
 from fsm_spec.policy import (
     ADMISSIONS,
@@ -101,11 +101,11 @@ class ActionsPacking:
                     known[targets] = len(changes) | ((len(changes) + len(targets)) << HALF)
                     changes += targets
                 row = lists[free, live, code]
-                row[0] = known[targets]
+                row[BOUNDS] = known[targets]
                 for edge in enabled:
-                    row[1] |= edge.faults
-                    row[2] |= edge.shows
-                    row[3] |= edge.event != life_cycle.ABORT and not edge.nowhere
+                    row[ENABLED_FAULTS] |= edge.faults
+                    row[ENABLED_SHOWS] |= edge.shows
+                    row[STIRS] |= edge.event != life_cycle.ABORT and not edge.nowhere
         return lists.reshape(-1, 4), np.array(changes or [0], np.int64)
 
     def _edges(self, code: int, values: Values) -> list[_Edge]:

@@ -13,7 +13,8 @@ from fsm_spec import life_cycle
 from fsm_spec.checker import properties
 from fsm_spec.checker.automaton import automaton_of
 from fsm_spec.checker.lag import HostView
-from fsm_spec.checker.packed import (
+from fsm_spec.checker.packed import Model, bits_of, fit_word, model, sentences_of, word_of
+from fsm_spec.checker.places import (
     ABSENT,
     ABSENT_CODE,
     ENDED,
@@ -23,13 +24,7 @@ from fsm_spec.checker.packed import (
     RUNNING,
     WAITING,
     Local,
-    Model,
     Settings,
-    bits_of,
-    fit_word,
-    model,
-    sentences_of,
-    word_of,
 )
 from fsm_spec.policy import (
     ADMISSIONS,

@@ -7,12 +7,13 @@ does, whoever is who. All other moves need not be looked at in a search for cycl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import networkx as nx
 import numpy as np
 
-from fsm_spec.checker.packed import ENDED_CODE, HALF, LOST, Local, codes_of
+from fsm_spec.checker.packed import codes_of
+from fsm_spec.checker.places import ABORTED, BOUNDS, ENDED_CODE, HALF, LOST, LOW, SEES, TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsm_spec.checker.packed import Model
-
-_LOW: Final = (1 << HALF) - 1
-_SEES: Final = Local._fields.index("sees")
-_ABORTED: Final = Local._fields.index("aborted")
 
 
 def ranks_of(model: Model, *, rounds: bool) -> NDArray[np.int64] | None:
@@ -45,22 +42,24 @@ def _by_rounds(model: Model) -> Iterator[tuple[int, int]]:
     codes = codes_of(model)
     for row, facts in enumerate(model.local):
         code = row % codes
-        if facts[_ABORTED] not in (LOST, ENDED_CODE):
-            yield code, int(facts[_ABORTED])
+        if facts[ABORTED] not in (LOST, ENDED_CODE):
+            yield code, int(facts[ABORTED])
         # A code that stands for itself sees itself; a state that never waits unseen has 0 there, which is no request.
-        if facts[_SEES]:
-            yield code, int(facts[_SEES])
+        if facts[SEES]:
+            yield code, int(facts[SEES])
         for table in (model.prefills, model.admits):
             for option in table[row].tolist() if table.size else ():
                 if option >= 0:
-                    for target in model.options[model.lists[option] : model.lists[option + 1], 0].tolist():
+                    for target in model.options[
+                        model.lists[option] : model.lists[option + 1], TARGET
+                    ].tolist():
                         if target >= 0:
                             yield code, target
 
 
 def _by_actions(model: Model) -> Iterator[tuple[int, int]]:
     codes = len(model.local)
-    rows = {(index % codes, bounds) for index, bounds in enumerate(model.lists[:, 0].tolist())}
+    rows = {(index % codes, bounds) for index, bounds in enumerate(model.lists[:, BOUNDS].tolist())}
     for code, bounds in rows:
-        for change in model.options[bounds & _LOW : bounds >> HALF].tolist():
+        for change in model.options[bounds & LOW : bounds >> HALF].tolist():
             yield code, code ^ change

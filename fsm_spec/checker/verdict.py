@@ -22,6 +22,7 @@ from fsm_spec.load import Loaded, load
 from fsm_spec.policy import load_policy
 from fsm_spec.screen import Screen
 from fsm_spec.tiers import refuse_given, tiers_of
+from fsm_spec.writing import writing
 
 if TYPE_CHECKING:
     from fsm_spec.checker.check import Bounds, Checked, Decided
@@ -243,10 +244,8 @@ def _counterexamples(answers: Sequence[Answer]) -> Iterator[tuple[Answer, Decide
 
 
 def _save(path: Path, text: str) -> None:
-    try:
+    with writing(path):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}; name another file") from error
 
 
 def replay_command(answer: Answer, decided: Decided, bounds: Bounds, reports: Reports) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsm_spec.drawing.block_mask import Picture, Run, by_group, picture, repeated
 from fsm_spec.drawing.layout import MARGIN
-from fsm_spec.drawing.state_drawing import FAINT, INK, STYLE
+from fsm_spec.drawing.state_drawing import FAINT, INK, svg_head
 from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
@@ -57,28 +57,15 @@ class Lane:
 
 def svg(table: Table) -> str:
     """Draw the block mask of every forward that has rows."""
-    params = ", ".join(f"{name} = {value}" for name, value in table.params.items())
     parts: list[str] = []
-    top, width = MARGIN + 44.0, 2.0 * MARGIN + 9.5 * len(table.name) + 7 * len(params) + 14
-    legend, right = _legend(MARGIN + 30, [each for plan in table.forwards.values() for each in plan.segments])
-    width = max(width, right)
+    top = MARGIN + 44.0
+    legend, width = _legend(MARGIN + 30, [each for plan in table.forwards.values() for each in plan.segments])
     for plan in table.forwards.values():
         if plan.rows:
             drawn, right, top = _panel(table, plan, top)
             parts += drawn
             width = max(width, right + MARGIN)
-    size = f'viewBox="0 0 {width:.0f} {top:.0f}" width="{width:.0f}" height="{top:.0f}"'
-    small = f'<tspan dx="10" font-size="12" font-weight="400" fill="{FAINT}">{escape(params)}</tspan>'
-    title = f'<text x="{MARGIN}" y="{MARGIN + 8}" font-size="16" font-weight="700" fill="{INK}">'
-    label = f'role="img" aria-label="Block masks of {escape(table.name)}"'
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="fsm" {size} {label}>',
-        f"<style>{STYLE}</style>",
-        ADAPTER,
-        f'<rect width="{width:.0f}" height="{top:.0f}" rx="8" fill="#ffffff"/>',
-        f"{title}{escape(table.name)}{small}</text>",
-    ]
-    return "\n".join([*head, *legend, *parts, "</svg>"]) + "\n"
+    return "\n".join([*svg_head(table, "Block masks", ADAPTER, width, top), *legend, *parts, "</svg>"]) + "\n"
 
 
 def _legend(y: float, segments: Sequence[SegmentPlan]) -> tuple[list[str], float]:

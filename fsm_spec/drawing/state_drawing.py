@@ -62,21 +62,9 @@ STYLE: Final = (
 def svg(table: Table) -> str:
     """Draw the state diagram of a table: states coloured by phase, the built-in life cycle lighter."""
     placed = layout(table)
-    params = ", ".join(f"{name} = {value}" for name, value in table.params.items())
-    width, height = round(placed.width), round(placed.height)
-    # A title wider than the diagram must not be cut off.
-    width = max(width, round(2 * MARGIN + 9.5 * len(table.name) + 7 * len(params) + 14))
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    title = f'<text x="{MARGIN}" y="{MARGIN + 8}" font-size="16" font-weight="700" fill="{INK}">'
-    small = f'<tspan dx="10" font-size="12" font-weight="400" fill="{FAINT}">{escape(params)}</tspan>'
-    label = f'role="img" aria-label="State diagram of {escape(table.name)}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="fsm" {size} {label}>',
-        f"<style>{STYLE}</style>",
-        "<defs>" + "".join(_arrowhead(name) for name in LINES) + "</defs>",
-        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
-        f"{title}{escape(table.name)}{small}</text>",
-    ]
+    height = round(placed.height)
+    defs = "<defs>" + "".join(_arrowhead(name) for name in LINES) + "</defs>"
+    parts = svg_head(table, "State diagram", defs, placed.width, height)
     parts += [_line(arrow) for arrow in sorted(placed.arrows, key=lambda arrow: not arrow.edge.built_in)]
     parts += [_words(arrow) for arrow in placed.arrows]
     parts += [_node(node) for node in placed.nodes]
@@ -85,6 +73,24 @@ def svg(table: Table) -> str:
         note = f'<text x="{MARGIN}" y="{height - 14}" font-size="11" fill="{FAINT}">'
         parts.append(f"{note}abort ends a request that waits, prefills or is between rounds</text>")
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def svg_head(table: Table, what: str, defs: str, width: float, height: float) -> list[str]:
+    """Begin a drawing of a table: its size and label, its colours, and the title, which is never cut off."""
+    params = ", ".join(f"{name} = {value}" for name, value in table.params.items())
+    title_width = 2 * MARGIN + 9.5 * len(table.name) + 7 * len(params) + 14
+    wide, high = round(max(width, title_width)), round(height)
+    size = f'viewBox="0 0 {wide} {high}" width="{wide}" height="{high}"'
+    title = f'<text x="{MARGIN}" y="{MARGIN + 8}" font-size="16" font-weight="700" fill="{INK}">'
+    small = f'<tspan dx="10" font-size="12" font-weight="400" fill="{FAINT}">{escape(params)}</tspan>'
+    label = f'role="img" aria-label="{what} of {escape(table.name)}"'
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="fsm" {size} {label}>',
+        f"<style>{STYLE}</style>",
+        defs,
+        f'<rect width="{wide}" height="{high}" rx="8" fill="#ffffff"/>',
+        f"{title}{escape(table.name)}{small}</text>",
+    ]
 
 
 def _arrowhead(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fsm_spec.errors import UserError
 from fsm_spec.language.spec import Spec
+from fsm_spec.writing import writing
 
 IDENTIFIER: Final = "urn:fsm-spec:schema:spec"
 
@@ -52,10 +53,8 @@ def schema_path() -> Path:
 def write(path: Path | None = None) -> Path:
     """Write the schema; returns where it lies."""
     target = path or schema_path()
-    try:
+    with writing(target):
         target.write_text(schema_text(), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror}; name another place") from error
     return target
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from fsm_spec import policy
 from fsm_spec.checker import properties
-from fsm_spec.checker.packed import Local, Settings
 from fsm_spec.checker.packed_rounds import RoundsPacking
+from fsm_spec.checker.places import Local, Settings
 from fsm_spec.promela.scheduler import Translation, macro_of
 from fsm_spec.promela.text import OPERATORS, comment
 

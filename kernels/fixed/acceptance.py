@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsm_spec.kernels.acceptance import ACCEPT_RULES, LOSSY_ACCEPT_RULES, leading, residual
+from fsm_spec.kernels.acceptance import leading, refuse_rule, residual
 from fsm_spec.kernels.choose import invert
 from fsm_spec.kernels.fixed.law import SamplingColumns, argmax_tokens, best_tokens, draw, law, without
 from fsm_spec.kernels.fixed.sampling import sample_torch
@@ -36,13 +36,7 @@ def accept(  # noqa: PLR0913 -- the operator's inputs, one each
     Shapes: logits [n, r, V]; drafts int64 [n, r - 1], live up to `count` int64 [n]; positions int64 [n, r];
     q [n, r - 1, V] or None. Dead drafts may hold anything. Raises ValueError as the reading does.
     """
-    if rule not in (*ACCEPT_RULES, *LOSSY_ACCEPT_RULES):
-        known = ", ".join((*ACCEPT_RULES, *LOSSY_ACCEPT_RULES))
-        raise ValueError(f"unknown accept rule {rule!r}; give one of {known}")
-    if rule == "topk" and (top is None or top < 1):
-        raise ValueError(f"top is {top}; the accept rule topk needs a whole number from 1")
-    if rule == "threshold" and (threshold is None or not 0 <= threshold <= 1):
-        raise ValueError(f"threshold is {threshold}; the accept rule threshold needs a number from 0 to 1")
+    refuse_rule(rule, top, threshold)
     return _accept(  # type: ignore[no-any-return]
         rule, logits, drafts, count, *sampling, positions, q, top or 0, threshold or 0.0, exclude
     )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsm_spec.budget import Counts, Rate, Reals, best_total, grant, share, survival_of, table_rate
+from fsm_spec.budget import Counts, Rate, Reals, best_total, grant, share, table_rate
 from fsm_spec.kernels.acceptance_plain import accept_plain
 from fsm_spec.kernels.choose import Key
 from fsm_spec.kernels.enumeration import Enumerator, enumerate_outcomes, outcome_law
@@ -68,7 +68,7 @@ def decode(drafter: Drafter, params: SamplingParams, schedule: Scheduler) -> Cal
                 laws[-1].append(q)
             drafts.append(text)
         confidence = [drafter.confidence(request, text) for request, text in enumerate(drafts)]
-        granted = schedule(survival_of(np.array(confidence)))
+        granted = schedule(np.cumprod(confidence, axis=1, dtype=np.float64))
         outputs = []
         for request, width in enumerate(granted.tolist()):
             judged = drafts[request][:width]
@@ -104,7 +104,7 @@ def schedules(seed: int) -> dict[str, Scheduler]:
     """Return the two lossless schedules over a random cost table."""
     source = random.Random(seed)
     rate = random_rate(source, 6)
-    stale = survival_of(np.array([[source.random() for _ in range(2)] for _ in range(2)]))
+    stale = np.cumprod([[source.random() for _ in range(2)] for _ in range(2)], axis=1, dtype=np.float64)
     return {
         "early stop": lambda survival: grant(survival, rate),
         "stale total": lambda survival: share(survival, best_total(stale, rate)),
@@ -144,7 +144,7 @@ def first_token(schedule: Scheduler) -> list[float]:
         law = law_plain(q, SamplingParams(1.0))
         drafts = [chooser.choose_one(law, Key(0, at, Purpose.DRAFT)) for at in range(2)]
         # The second draft is sure to survive behind token 0, and sure not to behind token 1.
-        width = int(schedule(survival_of(np.array([[0.8, 1.0 - drafts[0]]])))[0])
+        width = int(schedule(np.cumprod([[0.8, 1.0 - drafts[0]]], axis=1, dtype=np.float64))[0])
         accepted, token = accept_plain(
             "rejection",
             [p] * (width + 1),

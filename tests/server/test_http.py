@@ -90,5 +90,5 @@ def test_a_body_that_never_comes(serve: Serve) -> None:
         assert b" 408 " in answer.partition(b"\r\n")[0]
         refused: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
         assert refused["error"]["code"] == "body_timeout"
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - begun < 60
         assert running.complete(**BODY)["choices"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import Running, Serve
+from live_server import SETTLE_SECONDS, Running, Serve
 
 from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.engines import OneEngine
@@ -124,7 +124,7 @@ def test_crowd_of_all_kinds(serve: Serve) -> None:
         ]
         assert sorted(places, reverse=True) == places
         running.http.close()
-        until = time.monotonic() + 10
+        until = time.monotonic() + SETTLE_SECONDS
         while running.tasks() > tasks and time.monotonic() < until:
             time.sleep(0.05)
         assert running.tasks() <= tasks

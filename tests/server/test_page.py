@@ -18,6 +18,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 LONG: dict[str, Any] = {"prompt": "hello hello hello", "max_tokens": 900, "ignore_eos": True, "n": 5}
+# A loaded machine draws late.
+expect.set_options(timeout=30_000)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no program chromium on the path")
 
 
@@ -98,8 +100,8 @@ def test_a_person_sees_replicas_come_and_go(page: Page, folder: Path) -> None:
             if shown:
                 page.screenshot(path=shown.replace(".png", "_replicas.png"), full_page=True)
         found.kill(0)
-        expect(rows.first.locator("td").last).to_have_text("2", timeout=30_000)
-        expect(rows.locator(".up")).to_have_count(2, timeout=30_000)
+        expect(rows.first.locator("td").last).to_have_text("2")
+        expect(rows.locator(".up")).to_have_count(2)
     page.emulate_media(color_scheme="light")
     assert faults == []
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fsm_spec.budget import Rate, best_total, grant, share, survival_of, table_rate
+from fsm_spec.budget import Rate, best_total, grant, share, table_rate
 
 # The paper's counterexample: a dip behind the first draft, and a gain behind the second.
 DIP = table_rate([1, 2, 3], [1.0, 0.5, 0.45])
@@ -60,7 +60,7 @@ def test_grant_equals_plain() -> None:
                 for _ in range(count)
             ]
         )
-        survival = survival_of(confidence)
+        survival = np.cumprod(confidence, axis=1)
         most = np.array([source.randint(0, width) for _ in range(count)])
         rate = random_rate(source, count * (width + 1)) if trial % 2 else table_rate([64], [1.0])
         expected = grant_plain(survival.tolist(), partial(one_rate, rate), most.tolist())

@@ -348,7 +348,7 @@ def test_show_settings_and_mistakes(tmp_path: Path, faulty: str) -> None:
     assert (2, "isd: n=1 is out of range; choose 2 to 16\n") == (done.code, done.err)
     done = run("show", "ar", "-o", str(tmp_path / "missing" / "out"))
     assert done.code == 2
-    assert done.err.endswith("cannot be written: No such file or directory; name another file\n")
+    assert done.err.endswith("cannot be written: No such file or directory; give another place\n")
     done = run("show", faulty)
     assert done.code == 2
     assert all(line.startswith(f"{faulty}:") for line in done.err.splitlines())

@@ -6,8 +6,9 @@ import pytest
 
 from fsm_spec.checker.automaton import Automaton
 from fsm_spec.checker.composition import ENDED, Held
-from fsm_spec.checker.packed import ENDED_CODE, Settings, fit_word
+from fsm_spec.checker.packed import fit_word
 from fsm_spec.checker.packed_rounds import RoundsPacking
+from fsm_spec.checker.places import ENDED_CODE, Settings
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.load import load

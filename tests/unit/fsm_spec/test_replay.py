@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fsm_spec.compile import compile_table
@@ -50,7 +51,7 @@ class Accepting(Nothing):
 
     def launch(self, launch: Launch) -> list[Args]:
         """Find no draft accepted."""
-        return [{"a": group.requests * 0} for group in launch.groups]
+        return [{"a": np.zeros(len(group.requests), np.int32)} for group in launch.groups]
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,10 @@ def test_lines_that_are_no_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("left_out", "words"),
     [
-        ("first", r"request 0 is in state prefill, where the scheduler moves it, not decode; a step is missing"),
+        (
+            "first",
+            r"request 0 is in state prefill, where the scheduler moves it, not decode; a step is missing",
+        ),
         ("decode", r"took transition|breaks the contract|after \d+"),
     ],
 )

@@ -69,5 +69,5 @@ def test_drift_is_named_and_mended(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(UserError, match="differs from the models"):
         schema.check(path)
-    with pytest.raises(UserError, match="cannot be written: Is a directory; name another place"):
+    with pytest.raises(UserError, match="cannot be written: Is a directory; give another place"):
         schema.write(tmp_path)

@@ -237,6 +237,6 @@ def test_parquet_holds_a_row_a_request(tmp_path: Path) -> None:
     assert all(list(moments) == sorted(moments) for moments in zip(*times, strict=True))
     assert "isd" == json.loads(table.schema.metadata[b"fsm-spec"])["spec"]
     (tmp_path / "file").touch()
-    assert "give another folder with --parquet" in refusal(
+    assert "give another place with --parquet" in refusal(
         "simulate", "ar", *loops, "--parquet", str(tmp_path / "file")
     )

@@ -16,7 +16,6 @@ from typer.testing import CliRunner, Result
 from fsm_spec.cli import application
 
 # Long prompts, so that KV costs time, and one page too few for two requests to reserve their longest case.
-SHORT = "--arrivals closed:2 --input 9 --output 30"
 MASKS = "--input 9 --output 60 --unmask geometric:0.9"
 TIGHT = "uno_linear --model llama-3.1-8b --hardware h100 --arrivals poisson:900 --input 2000 --output 8 --requests 5"
 RATES = "0.8,0.7,0.6"

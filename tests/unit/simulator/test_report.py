@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.chart import Layer, range_chart, short, ticks, time_chart
-from fsm_spec.simulator.metrics import LEVELS, KvUse, RequestLog, new_timeline, summarise
+from fsm_spec.simulator.metrics import AMOUNTS, LEVELS, KvUse, RequestLog, summarise
 from fsm_spec.simulator.page import page, write_page
 from fsm_spec.simulator.report import Row, Scenario, print_report, titles
 from fsm_spec.simulator.slo import parse_slos
@@ -30,7 +30,7 @@ def scenario(name: str, acceptance: str = "0.8", *, drafts: int = 1) -> Scenario
     log.finish_ns[:] = [120_000_000, 1_330_000_000]
     log.emitted[:], log.prefill_emitted[:], log.rounds[:], log.forwards[:] = 11, 1, 5, 5
     log.drafted[:], log.accepted[:] = 5 * drafts, 5 * drafts
-    line = new_timeline(points=8)
+    line = Timeline(LEVELS, AMOUNTS, points=8)
     line.record(0, (2, 100, 2 * drafts, 0, 1, 1), (0, 0, 0, 0))
     line.record(1_000_000_000, (4, 200, 4 * drafts, 0, 2, 0), (22, 300, 500, 200))
     line.close(1_330_000_000)
@@ -150,7 +150,7 @@ def test_page_is_whole_and_loads_nothing(count: int) -> None:
 
 def test_page_of_a_run_without_results() -> None:
     """Nothing finished, nothing recorded: still a page."""
-    line = new_timeline()
+    line = Timeline(LEVELS, AMOUNTS)
     empty = Scenario("idle", {}, summarise(RequestLog(np.array([0]), np.array([1])), 0), line)
     text = page([empty])
     assert "Nothing happened." in text
