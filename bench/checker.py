@@ -28,7 +28,8 @@ from fsm_spec.checker.interleaving import Interleaving
 from fsm_spec.checker.packed_actions import ActionsPacking
 from fsm_spec.compile import compile_table
 from fsm_spec.load import load, shipped
-from fsm_spec.policy import Pool, load_policy
+from fsm_spec.policy import Pool
+from fsm_spec.policy_file import load_policy
 from fsm_spec.promela.export import promela
 from fsm_spec.table import Table
 

@@ -19,7 +19,8 @@ from fsm_spec.executor.quantization_option import require_quantization
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import load
-from fsm_spec.policy import Policy, Pool, load_policy
+from fsm_spec.policy import Policy, Pool
+from fsm_spec.policy_file import load_policy
 from fsm_spec.table import refuse_abstract
 from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.trace import TraceWriter

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.load import Loaded, load
-from fsm_spec.policy import ALONE, Policy, Pool, load_policy, refuse_budget, refuse_impossible
+from fsm_spec.policy import ALONE, Policy, Pool, refuse_budget, refuse_impossible
+from fsm_spec.policy_file import load_policy
 from fsm_spec.simulator.acceptance import Acceptance
 from fsm_spec.simulator.cluster_options import ClusterOptions, parse_cluster
 from fsm_spec.simulator.cost import CostModel, Host

@@ -21,7 +21,8 @@ from fsm_spec.executor.server.address import bound
 from fsm_spec.executor.threads import default_threads
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import Loaded, load
-from fsm_spec.policy import Policy, Pool, load_policy, longest_pages
+from fsm_spec.policy import Policy, Pool, longest_pages
+from fsm_spec.policy_file import load_policy
 from fsm_spec.prefix_cache import refusal
 from fsm_spec.table import Table, refuse_abstract
 from fsm_spec.tiers import tiers_of

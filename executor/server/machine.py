@@ -15,7 +15,8 @@ from fsm_spec.executor.server.refusal import Refusal
 from fsm_spec.executor.server.served import Served
 from fsm_spec.executor.server.validation import refusal_of
 from fsm_spec.executor.server.worker import Worker
-from fsm_spec.policy import ADMISSIONS, Policy, load_policy, shipped_policies
+from fsm_spec.policy import ADMISSIONS, Policy
+from fsm_spec.policy_file import load_policy, shipped_policies
 
 # Seconds for which ways of requests are kept after somebody looked.
 _WATCHED = 10.0

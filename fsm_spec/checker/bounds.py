@@ -15,7 +15,8 @@ from fsm_spec.checker.interleaving import Interleaving
 from fsm_spec.checker.shared_prefix import SharedPrefix
 from fsm_spec.checker.single_events import SingleEvents
 from fsm_spec.errors import UserError
-from fsm_spec.policy import Policy, Pool, block_rows, load_policy, longest_pages, refuse_budget
+from fsm_spec.policy import Policy, Pool, block_rows, longest_pages, refuse_budget
+from fsm_spec.policy_file import load_policy
 from fsm_spec.tiers import tiers_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.language.findings import SpecFindings, nearest
 from fsm_spec.load import Loaded, load
-from fsm_spec.policy import load_policy
+from fsm_spec.policy_file import load_policy
 from fsm_spec.screen import Screen
 from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.writing import writing

@@ -26,7 +26,8 @@ from fsm_spec.checker.single_events import SingleEvents
 from fsm_spec.compile import compile_table
 from fsm_spec.language.spec import Spec
 from fsm_spec.load import load
-from fsm_spec.policy import ADMISSIONS, Policy, Pool, Prefill, load_policy, longest_pages
+from fsm_spec.policy import ADMISSIONS, Policy, Pool, Prefill, longest_pages
+from fsm_spec.policy_file import load_policy
 from fsm_spec.table import Table
 from fsm_spec.tiers import tiers_of
 

@@ -6,7 +6,8 @@ import pytest
 
 from fsm_spec.executor.trained import trained_settings
 from fsm_spec.load import load
-from fsm_spec.policy import Policy, load_policy
+from fsm_spec.policy import Policy
+from fsm_spec.policy_file import load_policy
 
 PLAIN = Policy()
 

@@ -15,7 +15,8 @@ from fsm_spec.checker.interleaving import Interleaving
 from fsm_spec.checker.search import Found, search
 from fsm_spec.compile import compile_table
 from fsm_spec.load import load
-from fsm_spec.policy import Plan, Policy, Pool, load_policy, plan
+from fsm_spec.policy import Plan, Policy, Pool, plan
+from fsm_spec.policy_file import load_policy
 from fsm_spec.table import Table
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "kvpool.yaml"

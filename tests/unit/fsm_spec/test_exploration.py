@@ -16,7 +16,8 @@ from fsm_spec.checker.interleaving import Interleaving
 from fsm_spec.checker.search import search
 from fsm_spec.compile import compile_table
 from fsm_spec.load import load
-from fsm_spec.policy import Pool, load_policy
+from fsm_spec.policy import Pool
+from fsm_spec.policy_file import load_policy
 
 ENDS = "every request reaches end"
 PLENTY = Limits(10**6, 10**9)

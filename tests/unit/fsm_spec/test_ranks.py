@@ -13,7 +13,8 @@ from fsm_spec.checker.packed_actions import ActionsPacking
 from fsm_spec.checker.ranks import ranks_of
 from fsm_spec.compile import compile_table
 from fsm_spec.load import load
-from fsm_spec.policy import Pool, load_policy
+from fsm_spec.policy import Pool
+from fsm_spec.policy_file import load_policy
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "kvpool.yaml"
 

@@ -12,7 +12,8 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.language.findings import SpecFindings
 from fsm_spec.load import load, loads, shipped
-from fsm_spec.policy import Policy, Pool, headroom, load_policy, longest_pages, plan, refuse_impossible
+from fsm_spec.policy import Policy, Pool, headroom, longest_pages, plan, refuse_impossible
+from fsm_spec.policy_file import load_policy
 from fsm_spec.table import Table
 from fsm_spec.tiers import Tier, refuse_given, tiers_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from fsm_spec.errors import UserError
 from fsm_spec.language.findings import SpecFindings
-from fsm_spec.policy import load_policy
+from fsm_spec.policy_file import load_policy
 
 FAULTY = """\
 policy: mine
