@@ -5,7 +5,6 @@ Imports of torch stay inside the commands, so that `--help` answers at once.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -14,32 +13,29 @@ import typer
 from fsm_spec.cli_spec import AsJson, Settings, settings_of
 from fsm_spec.executor.attention_option import Attention
 from fsm_spec.executor.draft_option import draft_places
+from fsm_spec.executor.engine_options import (
+    DEFAULT_MODEL,
+    MODEL,
+    SCHEDULER,
+    AdapterPlace,
+    AttentionBy,
+    Device,
+    DraftPlaces,
+    Dtype,
+    MaskId,
+    ModelPlace,
+    OnDevice,
+    PageSize,
+    RequireGraphs,
+    Resident,
+    Rounding,
+    TensorParallel,
+    Threads,
+)
 from fsm_spec.executor.quantization_option import Quantization
-from fsm_spec.executor.threads import MOST_THREADS
-
-DEFAULT_MODEL = "smollm2-135m"
-
-
-class Dtype(StrEnum):
-    """Name the number formats of weights."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Device(StrEnum):
-    """Name where a model runs; `auto` takes a GPU where torch finds one."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
 
 # Headings of `--help`.
-_MODEL: Final = "Model"
 _SAMPLING: Final = "Sampling and end"
-_MACHINE: Final = "Machine"
-_SCHEDULER: Final = "Scheduler and KV pool"
 _RESULTS: Final = "Results"
 
 
@@ -65,31 +61,10 @@ def generate(
     max_tokens: Annotated[
         int, typer.Option(help="Most tokens to generate.", min=0, rich_help_panel=_SAMPLING)
     ] = 128,
-    model: Annotated[
-        str, typer.Option(help="A model folder, a GGUF file, or a fetched model.", rich_help_panel=_MODEL)
-    ] = DEFAULT_MODEL,
-    adapter: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draft adapter in PEFT's layout; by default the one in the model's folder, else none.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    draft: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FOLDER",
-            help="Draft model of that name in the spec: a folder, layers:N for the target's first layers, or random.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    mask_id: Annotated[
-        int | None,
-        typer.Option(
-            help="Token on mask rows; the model's mask token, else its first unused special token.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
+    model: ModelPlace = DEFAULT_MODEL,
+    adapter: AdapterPlace = None,
+    draft: DraftPlaces = None,
+    mask_id: MaskId = None,
     temperature: Annotated[
         float, typer.Option(help="0 takes the most probable token.", rich_help_panel=_SAMPLING)
     ] = 0.0,
@@ -105,32 +80,12 @@ def generate(
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of all draws.", rich_help_panel=_SAMPLING)] = 0,
     dtype: Annotated[
-        Dtype, typer.Option(help="Format of the weights.", rich_help_panel=_MODEL)
+        Dtype, typer.Option(help="Format of the weights.", rich_help_panel=MODEL)
     ] = Dtype.bfloat16,
-    quantization: Annotated[
-        Quantization,
-        typer.Option(help="What weights are rounded to at load; int8 on a CPU only.", rich_help_panel=_MODEL),
-    ] = Quantization.none,
-    device: Annotated[
-        Device,
-        typer.Option(
-            help="Where the model runs; auto takes a GPU where there is one.", rich_help_panel=_MACHINE
-        ),
-    ] = Device.auto,
-    resident: Annotated[
-        bool,
-        typer.Option(
-            "--resident",
-            help="On a CPU: keep requests in tensors and run rounds as a GPU does.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = False,
-    require_graphs: Annotated[
-        bool,
-        typer.Option(
-            "--require-graphs", help="Fail where a phase runs without a graph.", rich_help_panel=_MACHINE
-        ),
-    ] = False,
+    quantization: Rounding = Quantization.none,
+    device: OnDevice = Device.auto,
+    resident: Resident = False,
+    require_graphs: RequireGraphs = False,
     stop: Annotated[
         list[str] | None,
         typer.Option(help="Text that ends the answer; may be repeated.", rich_help_panel=_SAMPLING),
@@ -148,44 +103,18 @@ def generate(
     settings: Settings = None,
     policy: Annotated[
         str,
-        typer.Option(
-            help="reserve, holdback, preempt, greedy, or a policy file.", rich_help_panel=_SCHEDULER
-        ),
+        typer.Option(help="reserve, holdback, preempt, greedy, or a policy file.", rich_help_panel=SCHEDULER),
     ] = "holdback",
     pages: Annotated[
         int | None,
         typer.Option(
-            help="KV pages; as many as the requests need by default.", min=1, rich_help_panel=_SCHEDULER
+            help="KV pages; as many as the requests need by default.", min=1, rich_help_panel=SCHEDULER
         ),
     ] = None,
-    page_size: Annotated[
-        int, typer.Option(help="Token slots a page.", min=1, max=4096, rich_help_panel=_SCHEDULER)
-    ] = 16,
-    attention: Annotated[
-        Attention,
-        typer.Option(
-            help="What computes attention: torch on a CPU, Triton on a GPU by default.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = Attention.auto,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            help="Threads of torch; by default OMP_NUM_THREADS, else as many as there are idle cores.",
-            min=1,
-            max=MOST_THREADS,
-            rich_help_panel=_MACHINE,
-        ),
-    ] = None,
-    tensor_parallel: Annotated[
-        int,
-        typer.Option(
-            help="Processes that share the model's heads and feed-forward.",
-            min=1,
-            max=64,
-            rich_help_panel=_MACHINE,
-        ),
-    ] = 1,
+    page_size: PageSize = 16,
+    attention: AttentionBy = Attention.auto,
+    threads: Threads = None,
+    tensor_parallel: TensorParallel = 1,
     steps: Annotated[
         bool,
         typer.Option(

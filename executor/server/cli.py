@@ -9,13 +9,30 @@ import typer
 
 from fsm_spec.cli_spec import Settings, settings_of
 from fsm_spec.executor.attention_option import Attention
-from fsm_spec.executor.cli import DEFAULT_MODEL, Device, Dtype
 from fsm_spec.executor.draft_option import draft_places
+from fsm_spec.executor.engine_options import (
+    DEFAULT_MODEL,
+    MACHINE,
+    MODEL,
+    SCHEDULER,
+    AdapterPlace,
+    AttentionBy,
+    Device,
+    DraftPlaces,
+    Dtype,
+    MaskId,
+    ModelPlace,
+    OnDevice,
+    PageSize,
+    RequireGraphs,
+    Resident,
+    Rounding,
+    TensorParallel,
+    Threads,
+)
 from fsm_spec.executor.quantization_option import Quantization
-from fsm_spec.executor.threads import MOST_THREADS
 
 _LIMITS = "Limits"
-_MODEL = "Model and engine"
 
 
 def register(app: typer.Typer) -> None:
@@ -26,9 +43,7 @@ def register(app: typer.Typer) -> None:
 def serve(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a shipped spec.")],
     *,
-    model: Annotated[
-        str, typer.Option(help="A model folder, a GGUF file, or a fetched model.")
-    ] = DEFAULT_MODEL,
+    model: ModelPlace = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(help="Port to listen on; 0 for any free one.", min=0, max=65535)
@@ -49,67 +64,28 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web origin that may call the server; may be repeated.")
     ] = None,
-    adapter: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draft adapter in PEFT's layout; by default the one in the model's folder, else none.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    draft: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FOLDER",
-            help="Draft model of that name in the spec: a folder, layers:N for the target's first layers, or random.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    mask_id: Annotated[
-        int | None,
-        typer.Option(
-            help="Token on mask rows; the model's mask token, else its first unused special token.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
+    adapter: AdapterPlace = None,
+    draft: DraftPlaces = None,
+    mask_id: MaskId = None,
     dtype: Annotated[
         Dtype,
         typer.Option(
             help="Format of the weights; float32 keeps greedy and seeded answers the same in any batch.",
-            rich_help_panel=_MODEL,
+            rich_help_panel=MODEL,
         ),
     ] = Dtype.float32,
-    quantization: Annotated[
-        Quantization,
-        typer.Option(help="What weights are rounded to at load; int8 on a CPU only.", rich_help_panel=_MODEL),
-    ] = Quantization.none,
-    device: Annotated[
-        Device,
-        typer.Option(
-            help="Where the model runs; auto takes a GPU where there is one.", rich_help_panel=_MODEL
-        ),
-    ] = Device.auto,
-    resident: Annotated[
-        bool,
-        typer.Option(
-            "--resident",
-            help="On a CPU: keep requests in tensors and run rounds as a GPU does.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = False,
-    require_graphs: Annotated[
-        bool,
-        typer.Option(
-            "--require-graphs", help="Fail where a phase runs without a graph.", rich_help_panel=_MODEL
-        ),
-    ] = False,
+    quantization: Rounding = Quantization.none,
+    device: OnDevice = Device.auto,
+    resident: Resident = False,
+    require_graphs: RequireGraphs = False,
     settings: Settings = None,
     policy: Annotated[
-        str, typer.Option(help="holdback, reserve, preempt, or a policy file.", rich_help_panel=_MODEL)
+        str, typer.Option(help="holdback, reserve, preempt, or a policy file.", rich_help_panel=SCHEDULER)
     ] = "holdback",
     max_running: Annotated[
         int | None,
         typer.Option(
-            help="Most requests in the engine; the policy's by default.", min=1, rich_help_panel=_MODEL
+            help="Most requests in the engine; the policy's by default.", min=1, rich_help_panel=SCHEDULER
         ),
     ] = None,
     pages: Annotated[
@@ -117,52 +93,28 @@ def serve(
         typer.Option(
             help="KV pages; by default a quarter of the free memory, 4 GiB at most.",
             min=1,
-            rich_help_panel=_MODEL,
+            rich_help_panel=SCHEDULER,
         ),
     ] = None,
-    page_size: Annotated[
-        int, typer.Option(help="Token slots a page.", min=1, max=4096, rich_help_panel=_MODEL)
-    ] = 16,
-    attention: Annotated[
-        Attention,
-        typer.Option(
-            help="What computes attention: torch on a CPU, Triton on a GPU by default.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = Attention.auto,
+    page_size: PageSize = 16,
+    attention: AttentionBy = Attention.auto,
     prefix_cache: Annotated[
         bool | None,
         typer.Option(
             "--prefix-cache/--no-prefix-cache",
             help="Keep full pages of KV for later texts that begin alike; where the spec allows it by default.",
-            rich_help_panel=_MODEL,
+            rich_help_panel=SCHEDULER,
         ),
     ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            help="Threads of torch; by default OMP_NUM_THREADS, else as many as there are idle cores.",
-            min=1,
-            max=MOST_THREADS,
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    tensor_parallel: Annotated[
-        int,
-        typer.Option(
-            help="Processes that share the model's heads and feed-forward.",
-            min=1,
-            max=64,
-            rich_help_panel=_MODEL,
-        ),
-    ] = 1,
+    threads: Threads = None,
+    tensor_parallel: TensorParallel = 1,
     replicas: Annotated[
         int,
         typer.Option(
             help="Copies of the model, each in a process of its own; more than 1 needs Ray.",
             min=1,
             max=64,
-            rich_help_panel=_MODEL,
+            rich_help_panel=MACHINE,
         ),
     ] = 1,
     unproved: Annotated[
@@ -170,7 +122,7 @@ def serve(
         typer.Option(
             "--unproved",
             help="Serve a spec that the checker refutes or cannot decide.",
-            rich_help_panel=_MODEL,
+            rich_help_panel=MACHINE,
         ),
     ] = False,
     max_queue: Annotated[
