@@ -12,12 +12,16 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import Running, process
+from live_server import SERVING, Running, process
 from typer.testing import CliRunner
 
 from fsm_spec.cli import application
+from fsm_spec.errors import UserError
 from fsm_spec.executor.server import command
 from fsm_spec.executor.server.address import bound
+from fsm_spec.executor.server.command import Serving, build
+from fsm_spec.executor.server.listen import listen
+from fsm_spec.load import load
 
 OPTIONS = ("--pages", "700", "--page-size", "4", "--drain", "300")
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 900, "stream": True, "ignore_eos": True}
@@ -60,6 +64,17 @@ def test_an_address_that_cannot_be_had_is_told_first(
         options = ["--model", str(folder), "--host", host, "--port", str(port)]
         done = CliRunner().invoke(application(), ["serve", "ar", *options])
     assert (done.exit_code, sentence.format(port=port) in done.stderr) == (2, True), done.stderr
+
+
+def test_who_begins_to_listen_meanwhile_has_the_address(folder: Path) -> None:
+    """Two servers that start together may both bind a port; the later one says so as well."""
+    run = Serving(**{**SERVING, "spec": "ar", "model": str(folder), "pages": 300})
+    with bound("127.0.0.1", 0) as first:
+        port = first[0].getsockname()[1]
+        with bound("127.0.0.1", port) as second:
+            first[0].listen()
+            with pytest.raises(UserError, match=f"127.0.0.1:{port} is in use"):
+                listen(build(run, {"names": ("tiny",)}, load("ar")), second)
 
 
 def test_every_address_of_a_host_is_taken() -> None:

@@ -59,6 +59,9 @@ def test_a_person_sees_requests_walk_and_switches_the_policy(page: Page, busy: R
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.goto(busy.url)
     expect(page.locator("#fault")).to_contain_text("API key")
+    # No panel is a blank box.
+    expect(page.locator("#cards")).to_have_text("This server asks for an API key.")
+    expect(page.locator("#places")).to_have_text("This server asks for an API key.")
     page.fill("#key", "secret")
     page.click("#key-form button")
     expect(page.locator("#spec")).to_have_text("ngram")
@@ -67,6 +70,9 @@ def test_a_person_sees_requests_walk_and_switches_the_policy(page: Page, busy: R
     expect(page.locator(".states .busy b")).to_have_text("5")
     expect(page.locator("#pages-text")).to_contain_text("committed")
     expect(page.locator("#places i").first).to_be_visible()
+    expect(page.locator("#places div").first).to_have_text(re.compile(r"[\d.]+ %1"))
+    assert page.evaluate("document.querySelector('#places i').getBoundingClientRect().height") > 30
+    expect(page.locator(".waiting")).to_have_count(0)
     expect(page.locator("#diagram svg")).to_be_visible()
     page.select_option("#policy", "reserve")
     expect(page.locator("#policy-answer")).to_have_text("reserve is in force")

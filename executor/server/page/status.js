@@ -143,20 +143,33 @@ function showNumbers(state, found) {
       return made;
     }),
   );
+}
+
+// Bars are as high as their share of the first place, which counts the most; what they are of all rounds stands above.
+function showPlaces(found) {
+  const places = new Map();
+  for (const [labels, value] of found["vllm:spec_decode_num_accepted_tokens_per_pos_total"] || []) {
+    const place = Number(labels.position);
+    places.set(place, (places.get(place) || 0) + value);
+  }
   const rounds = total(found, "vllm:spec_decode_num_drafts_total");
-  const places = (found["vllm:spec_decode_num_accepted_tokens_per_pos_total"] || [])
-    .map(([labels, value]) => [Number(labels.position), value]).sort((one, other) => one[0] - other[0]);
+  const most = Math.max(0, ...places.values());
+  if (!most) {
+    const drafted = total(found, "vllm:spec_decode_num_draft_tokens_total");
+    const why = drafted ? `None of ${drafted} drafts was accepted yet.` : "Nothing was drafted yet.";
+    at("places").replaceChildren(make("span", why, "note"));
+    return;
+  }
   at("places").replaceChildren(
-    ...places.map(([place, value]) => {
+    ...[...places].sort((one, other) => one[0] - other[0]).map(([place, value]) => {
       const made = make("div");
       const bar = make("i");
-      bar.style.height = `${(80 * value) / rounds}%`;
-      bar.title = `${short((100 * value) / rounds, 1)} % of rounds`;
-      made.append(bar, make("span", place + 1));
+      bar.style.height = `${(70 * value) / most}%`;
+      bar.title = `${value} drafts in ${rounds} rounds`;
+      made.append(make("span", rounds ? `${short((100 * value) / rounds, value < rounds / 10 ? 1 : 0)} %` : value), bar, make("span", place + 1));
       return made;
     }),
   );
-  if (!places.length) at("places").replaceChildren(make("span", "No draft was accepted yet.", "note"));
 }
 
 async function look() {
@@ -165,17 +178,22 @@ async function look() {
       showFacts(await (await ask("v1/fsm")).json());
       at("diagram").innerHTML = await (await ask("v1/fsm/diagram")).text();
     }
+    // Counters come at once; where requests are is known only between two iterations, which may take a while.
+    const found = numbers(await (await ask("metrics")).text());
+    showPlaces(found);
     const state = await (await ask("v1/fsm/requests")).json();
     showStates(state);
     showPages(state.pages);
     showReplicas(state.replicas || []);
     showLive(state.live);
-    showNumbers(state, numbers(await (await ask("metrics")).text()));
+    showNumbers(state, found);
     at("fault").hidden = true;
     at("key-form").hidden = true;
   } catch (error) {
     at("fault").textContent = error.message;
     at("fault").hidden = false;
+    // What has shown nothing yet says why.
+    for (const each of document.querySelectorAll(".waiting")) each.textContent = error.message;
   }
   setTimeout(look, 500);
 }
