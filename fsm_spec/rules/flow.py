@@ -117,11 +117,8 @@ def written(scope: Scope) -> Iterator[Violation]:
         for path, name in reads(scope, state):
             if name in missing and name not in seen:
                 seen.add(name)
-                yield (
-                    path,
-                    f"{quoted(name)} is read in the state {state}, but not set on every way from the start to it: "
-                    f"{_way_out(scope, state, name, held, reached)}",
-                )
+                told = f"{quoted(name)} is read in the state {state}, but not set on every way from the start to it"
+                yield path, f"{told}: {_way_out(scope, state, name, held, reached)}"
 
 
 def _way_out(scope: Scope, state: str, name: str, held: dict[str, set[str]], reached: set[str]) -> str:

@@ -84,8 +84,8 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
         ("ar", "rows: last", "rows: [last, 7]", [
             "15:35 forwards.decode.ops[0].rows[1]: expected a text, found 7"]),
         ("ar", "rows: last", "rows: a-b", [
-            ('15:28 forwards.decode.ops[0].rows: "a-b" is no name; names are ASCII letters, digits and _, and start with '
-            "no digit")]),
+            ('15:28 forwards.decode.ops[0].rows: "a-b" is no name; names are ASCII letters, digits and _, and start '
+            "with no digit")]),
         ("ar", "out: next", "out: [next, law, more, most]", [
             "15:34 forwards.decode.ops[0].out: expected at most 3 items, found 4"]),
         ("ar", "keep: 1", "keep: 1.5", [("19:38 transitions[0].keep: expected an expression, found a number with a "
