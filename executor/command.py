@@ -161,6 +161,11 @@ def _prepare(run: Run, table: Table, policy: Policy) -> tuple[ModelFiles, list[l
     with progress_bar() as progress:
         files = open_model(run.model, progress)
     require_mask_id(run.mask_id, files.config)
+    if run.max_tokens > files.config.context:
+        raise UserError(
+            f"--max-tokens {run.max_tokens} is more than the model's context of {files.config.context}; give at most"
+            f" {files.config.context}"
+        )
     prompts = [_encode(files.tokenizer, run, text) for text in run.prompts]
     limits = [context_limit(files.config, len(prompt), run.max_tokens) for prompt in prompts]
     lengths = list(zip(map(len, prompts), limits, strict=True))

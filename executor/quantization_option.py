@@ -20,7 +20,8 @@ def require_quantization(wanted: str, *, resident: bool, processes: int) -> None
         return
     if resident:
         raise UserError(
-            f"--quantization {wanted} runs on a CPU without --resident; leave it out, or give --device cpu"
+            f"--quantization {wanted} does not run where requests live on a device; leave out --resident, give no"
+            " --device but cpu, or leave out --quantization"
         )
     if processes > 1:
         raise UserError(f"--quantization {wanted} runs in one process; leave out --tensor-parallel")

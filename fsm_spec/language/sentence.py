@@ -53,7 +53,7 @@ def sentence(error: dict[str, Any], path: Path, source: Source) -> tuple[str, Po
     name = path[-1] if error["loc"][-1] == "[key]" else value
     if kind == "string_too_long":
         return f"the name has {len(str(name))} characters; {ctx['max_length']} at most", None
-    return f"{quoted(name)} is no name; names are letters, digits and _, and start with no digit", None
+    return f"{quoted(name)} is no name; names are ASCII letters, digits and _, and start with no digit", None
 
 
 def _place(cause: Exception, path: Path, source: Source) -> Position | None:

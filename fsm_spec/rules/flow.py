@@ -117,10 +117,22 @@ def written(scope: Scope) -> Iterator[Violation]:
         for path, name in reads(scope, state):
             if name in missing and name not in seen:
                 seen.add(name)
-                yield (
-                    path,
-                    f"{quoted(name)} is read in the state {state}, but not set on every way from the start to it",
-                )
+                told = f"{quoted(name)} is read in the state {state}, but not set on every way from the start to it"
+                yield path, f"{told}: {_way_out(scope, state, name, held, reached)}"
+
+
+def _way_out(scope: Scope, state: str, name: str, held: dict[str, set[str]], reached: set[str]) -> str:
+    """Name the first transition into a state after which a carry is not set, and what would set it."""
+    if scope.spec.states[state].start:
+        return "nothing sets it before the start state; give the carry an init"
+    index, source = next(
+        (index, source)
+        for index, transition in enumerate(scope.spec.transitions)
+        if transition.to == state and name not in transition.set
+        for source in sources_of(transition)
+        if source in reached and name not in held[source] - _used_up(scope, source)
+    )
+    return f"transitions[{index}], from {source} to {state}, leaves it unset; add it to that set:, or to one before"
 
 
 def reads(scope: Scope, state: str) -> Iterator[tuple[Path, str]]:

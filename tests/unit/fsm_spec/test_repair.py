@@ -61,7 +61,7 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
             '19:44 transitions[0]["?"]: the alias *k has no anchor &k before it']),
         ("ar", "spec: ar\n", "", ['2:1 : the key "spec" is missing']),
         ("ar", "spec: ar\n", "spec: 1st\n", [
-            '2:7 spec: "1st" is no name; names are letters, digits and _, and start with no digit']),
+            '2:7 spec: "1st" is no name; names are ASCII letters, digits and _, and start with no digit']),
         ("ar", "spec: ar\n", f"spec: {'x' * 70}\n", ["2:7 spec: the name has 70 characters; 64 at most"]),
         ("ar", "spec: ar\n", "spec: 5\n", ["2:7 spec: expected a text, found 5"]),
         ("ar", "op: sample", "op: smaple", [
@@ -84,8 +84,8 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
         ("ar", "rows: last", "rows: [last, 7]", [
             "15:35 forwards.decode.ops[0].rows[1]: expected a text, found 7"]),
         ("ar", "rows: last", "rows: a-b", [
-            ('15:28 forwards.decode.ops[0].rows: "a-b" is no name; names are letters, digits and _, and start with no '
-            "digit")]),
+            ('15:28 forwards.decode.ops[0].rows: "a-b" is no name; names are ASCII letters, digits and _, and start '
+            "with no digit")]),
         ("ar", "out: next", "out: [next, law, more, most]", [
             "15:34 forwards.decode.ops[0].out: expected at most 3 items, found 4"]),
         ("ar", "keep: 1", "keep: 1.5", [("19:38 transitions[0].keep: expected an expression, found a number with a "
@@ -98,8 +98,8 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
         ("ar", "set: {pending: next}", "set: {pending: null}", [
             "19:61 transitions[0].set.pending: expected an expression, a piece or a list of pieces, found nothing"]),
         ("ar", "set: {pending: next}", "set: {pend ing: next}", [
-            ('19:61 transitions[0].set["pend ing"]: "pend ing" is no name; names are letters, digits and _, and start '
-            "with no digit")]),
+            ('19:61 transitions[0].set["pend ing"]: "pend ing" is no name; names are ASCII letters, digits and _, and '
+            "start with no digit")]),
         ("ar", "to: decode, ", "", ['19:5 transitions[0]: the key "to" is missing']),
         ("ar", "states:\n  decode: {phase: verify, forward: decode, round: true, start: true}\n", "states: {}\n", [
             "16:1 states: expected at least 1 items, found 0"]),
