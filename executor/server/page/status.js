@@ -120,6 +120,7 @@ function showLive(live) {
       return row;
     }),
   );
+  at("nobody").textContent = "No request is live.";
   at("nobody").hidden = live.length > 0;
 }
 
