@@ -353,7 +353,7 @@ def test_weights_that_do_not_fit_end_with_a_sentence(
         ({"quantization_config": {"quant_method": "awq"}}, 'quantisation "awq" is not supported; known are'),
         (
             {"use_sliding_window": True, "sliding_window": 1},
-            "the prompt has 1 tokens and the model's context 1",
+            "the prompt has 1 token and the model's context 1; give a shorter prompt",
         ),
         ({"block_size": "4"}, '"block_size" has to be a positive integer, not "4"'),
     ],
@@ -367,7 +367,7 @@ def test_configurations_that_are_not_read_end_with_a_sentence(
 
 def refused(folder: Path) -> str:
     """Run `generate` on a folder and give the one sentence that it ends with."""
-    given = ["generate", "isd", "--model", str(folder), "--prompt", "x"]
+    given = ["generate", "isd", "--model", str(folder), "--prompt", "x", "--max-tokens", "1"]
     done = CliRunner().invoke(application(), given)
     assert (2, "") == (done.exit_code, done.stdout)
     assert 1 == len(done.stderr.strip().splitlines()), done.stderr
