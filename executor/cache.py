@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fsm_spec.errors import PoolExhausted
 from fsm_spec.executor.models.config import ModelConfig
-from fsm_spec.executor.prefix_cache import CachedPages
+from fsm_spec.executor.page_holders import PageHolders
 
 Integers = NDArray[np.int64]
 _FIRST_LINES, _FIRST_PAGES = 16, 64
@@ -60,26 +60,17 @@ class PagedCache:
         self.data[:, target] = self.data[:, source]
 
 
-class PageAllocator:
+class PageAllocator(PageHolders):
     """Hand out pages, lowest first, and keep each request's block table.
 
     Lowest first keeps the slots of a lone request consecutive, which attention reads without a gather.
-    Requests may hold full pages together; these stand at the front of their tables, and nobody writes them.
-    Pages that are named in `cached` outlive their holders until others are needed.
     """
 
     def __init__(self, pages: int, page_size: int) -> None:
-        self.pages = pages
-        self.page_size = page_size
-        self.cached = CachedPages()
+        super().__init__(pages, page_size)
         # A heap, so that the lowest page is at hand whatever came back.
         self._free = list(range(pages))
-        self._holders = [0] * pages
-        # Pages with more than one holder, and how often holders have changed.
-        self._common: set[int] = set()
-        self.changes = 0
-        self._tables: dict[Hashable, list[int]] = {}
-        # The same tables as one array, a line for each request: the first slot of each page, 0 behind the last one.
+        # The tables as one array, a line for each request: the first slot of each page, 0 behind the last one.
         self._starts = np.zeros((_FIRST_LINES, _FIRST_PAGES), np.int64)
         self._lengths = np.zeros(_FIRST_LINES, np.int64)
         self._lines: dict[Hashable, int] = {}
@@ -95,10 +86,6 @@ class PageAllocator:
         """Count the pages that a request holds."""
         return len(self._tables.get(request, ()))
 
-    def block_table(self, request: Hashable) -> list[int]:
-        """List the pages of a request in the order of its slots."""
-        return list(self._tables.get(request, ()))
-
     def resize(self, request: Hashable, pages: int) -> None:
         """Take or give back pages at the end of a request's table until it holds `pages`.
 
@@ -113,65 +100,24 @@ class PageAllocator:
             )
         if missing > 0:
             if missing > len(self._free):
-                for page in self.cached.evict(missing - len(self._free)):
-                    heapq.heappush(self._free, page)
+                self._free_pages(self.cached.evict(missing - len(self._free)))
             for _ in range(missing):
                 table.append(heapq.heappop(self._free))
                 self._holders[table[-1]] = 1
         elif missing < 0:
-            self._give_back(table[pages:])
+            self._free_pages(self._leave(table[pages:]))
             del table[pages:]
             self._starts[self._lines[request], pages:] = 0
         if missing:
-            self._write(request, table, pages - max(missing, 0))
+            self._write(request, pages - max(missing, 0), pages)
 
     def release(self, request: Hashable) -> None:
         """Give back all pages of a request; one that holds none is left alone."""
-        self._give_back(self._tables.pop(request, []))
+        self._free_pages(self._leave(self._tables.pop(request, [])))
         line = self._lines.pop(request, None)
         if line is not None:
             self._starts[line] = self._lengths[line] = 0
             self._free_lines.append(line)
-
-    def hold(self, request: Hashable, pages: Sequence[int]) -> None:
-        """Begin the table of a request that holds nothing with pages that are cached, or that others hold."""
-        assert not self._tables.get(request), f"request {request} holds pages already"
-        for page in pages:
-            self._join(page)
-        self._tables[request] = list(pages)
-        self._write(request, self._tables[request])
-
-    def exchange(self, request: Hashable, place: int, page: int) -> None:
-        """Let a request hold another page of the same text in place of its own, which goes back."""
-        table = self._tables[request]
-        if table[place] == page:
-            return
-        self._join(page)
-        own, table[place] = table[place], page
-        self._give_back([own])
-        self._write(request, table, place)
-
-    def _join(self, page: int) -> None:
-        """Add a holder to a page."""
-        if self._holders[page] == 0:
-            self.cached.wake(page)
-        else:
-            self._common.add(page)
-        self._holders[page] += 1
-        self.changes += 1
-
-    def holders(self, page: int) -> int:
-        """Count the requests that hold a page."""
-        return self._holders[page]
-
-    def common(self, request: Hashable) -> list[int]:
-        """List the pages at the front of a request's table that have other holders as well."""
-        found: list[int] = []
-        for page in self._tables.get(request, ()) if self._common else ():
-            if page not in self._common:
-                break
-            found.append(page)
-        return found
 
     def slots(self, request: Hashable, start: int, stop: int) -> torch.Tensor:
         """Name the physical slots of the request's slots start:stop, [stop - start] int64."""
@@ -198,32 +144,18 @@ class PageAllocator:
 
     def check(self) -> None:
         """Assert that free, cached and held pages are all pages, and that each is counted with all its holders."""
-        held = [page for table in self._tables.values() for page in table]
-        distinct = set(held)
+        distinct = self._check_holders()
         assert len(distinct) + len(self._free) + len(self.cached) == self.pages, "pages leaked"
         assert len({*distinct, *self._free, *self.cached}) == self.pages, "a page is free and in use"
-        for page in distinct:
-            assert held.count(page) == self._holders[page], "a page is owned twice"
-        assert self._common == {page for page in distinct if self._holders[page] > 1}, "a page is owned twice"
-        for table in self._tables.values():
-            several = [self._holders[page] for page in table]
-            assert several == sorted(several, reverse=True), "a page behind one's own has other holders"
 
-    def _give_back(self, pages: Sequence[int]) -> None:
-        """Leave pages; where nobody else holds them, the lowest is taken next, and cached ones rest.
+    def _free_pages(self, pages: Sequence[int]) -> None:
+        """Take back pages; the lowest is taken next."""
+        for page in pages:
+            heapq.heappush(self._free, page)
 
-        The last page rests first, so that the front of a text, which more texts begin with, is evicted last.
-        """
-        self.changes += 1
-        for page in reversed(pages):
-            self._holders[page] -= 1
-            if self._holders[page] == 1:
-                self._common.discard(page)
-            elif self._holders[page] == 0 and not self.cached.rest(page):
-                heapq.heappush(self._free, page)
-
-    def _write(self, request: Hashable, table: list[int], first: int = 0) -> None:
-        """Bring a request's line of the array up to its table, whose pages have changed from `first` on."""
+    def _write(self, request: Hashable, first: int, end: int) -> None:
+        """Bring a request's line of the array up to its table."""
+        table = self._tables[request]
         line = self._lines.get(request)
         if line is None:
             line = self._lines[request] = self._take_line()
@@ -232,7 +164,7 @@ class PageAllocator:
                 (len(self._starts), max(len(table) - self._starts.shape[1], self._starts.shape[1])), np.int64
             )
             self._starts = np.concatenate([self._starts, more], 1)
-        self._starts[line, first : len(table)] = [page * self.page_size for page in table[first:]]
+        self._starts[line, first:end] = [page * self.page_size for page in table[first:end]]
         self._lengths[line] = len(table) * self.page_size
 
     def _take_line(self) -> int:

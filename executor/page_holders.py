@@ -1,0 +1,110 @@
+"""Who holds which page: tables of pages whose front ones several requests may hold, whoever hands the pages out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+
+from fsm_spec.executor.prefix_cache import CachedPages
+
+
+class PageHolders(ABC):
+    """Keep the page tables of requests, and count the holders of each page.
+
+    Requests may hold full pages together; these stand at the front of their tables, and nobody writes them.
+    Pages that are named in `cached` outlive their holders until others are needed.
+    """
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.pages = pages
+        self.page_size = page_size
+        self.cached = CachedPages()
+        # How often holders have changed.
+        self.changes = 0
+        self._tables: dict[Hashable, list[int]] = {}
+        self._holders: dict[int, int] = {}
+        # Pages with more than one holder.
+        self._common: set[int] = set()
+
+    def block_table(self, request: Hashable) -> list[int]:
+        """List the known pages of a request in the order of its slots."""
+        return list(self._tables.get(request, ()))
+
+    def holders(self, page: int) -> int:
+        """Count the requests that hold a page."""
+        return self._holders.get(page, 0)
+
+    def common(self, request: Hashable) -> list[int]:
+        """List the pages at the front of a request's table that have other holders as well."""
+        found: list[int] = []
+        for page in self._tables.get(request, ()) if self._common else ():
+            if page not in self._common:
+                break
+            found.append(page)
+        return found
+
+    def hold(self, request: Hashable, pages: Sequence[int]) -> None:
+        """Begin the table of a request that holds nothing with pages that are cached, or that others hold."""
+        assert not self._tables.get(request), f"request {request} holds pages already"
+        for page in pages:
+            self._join(page)
+        self._tables[request] = list(pages)
+        self._write(request, 0, len(pages))
+
+    def exchange(self, request: Hashable, place: int, page: int) -> None:
+        """Let a request hold another page of the same text in place of its own, which goes back."""
+        table = self._tables[request]
+        if table[place] == page:
+            return
+        self._join(page)
+        own, table[place] = table[place], page
+        self._free_pages(self._leave([own]))
+        self._write(request, place, place + 1)
+
+    def _join(self, page: int) -> None:
+        """Add a holder to a page."""
+        if page in self._holders:
+            self._common.add(page)
+        else:
+            self.cached.wake(page)
+        self._holders[page] = self._holders.get(page, 0) + 1
+        self.changes += 1
+
+    def _leave(self, pages: Sequence[int]) -> list[int]:
+        """Take a holder from pages; those that nobody holds rest where they are cached, and the others are given.
+
+        The last page rests first, so that the front of a text, which more texts begin with, is evicted last.
+        """
+        self.changes += 1
+        gone = []
+        for page in reversed(pages):
+            left = self._holders[page] - 1
+            if left:
+                self._holders[page] = left
+                if left == 1:
+                    self._common.discard(page)
+                continue
+            del self._holders[page]
+            if not self.cached.rest(page):
+                gone.append(page)
+        return gone
+
+    @abstractmethod
+    def _free_pages(self, pages: Sequence[int]) -> None:
+        """Take back pages that nobody holds."""
+
+    @abstractmethod
+    def _write(self, request: Hashable, first: int, end: int) -> None:
+        """Follow a request's table, which has changed from `first` to `end`."""
+
+    def _check_holders(self) -> set[int]:
+        """Assert that each page is counted with all its holders; give the pages that are known to be held."""
+        held = [page for table in self._tables.values() for page in table]
+        distinct = set(held)
+        assert {page: held.count(page) for page in distinct} == self._holders, "a page is owned twice"
+        assert self._common == {page for page in distinct if self._holders[page] > 1}, "a page is owned twice"
+        assert not distinct & set(self.cached), "a page rests and is held"
+        for table in self._tables.values():
+            several = [self._holders[page] for page in table]
+            assert several == sorted(several, reverse=True), "a page behind one's own has other holders"
+        return distinct
