@@ -97,6 +97,13 @@ class Policy(BaseModel):
         """Give the steps a second that verify budgets weigh, by the rows of a launch; None trims nothing."""
         return None if self.budget is None else self.budget.rate
 
+    def require_live(self) -> None:
+        """Raise UserError for a policy under which requests can block each other for ever."""
+        if self.admit == "greedy":
+            raise UserError(
+                "the policy greedy lets requests block each other; use holdback, reserve or preempt"
+            )
+
 
 ALONE: Final = Policy()
 

@@ -25,6 +25,7 @@ from fsm_spec.simulator.cluster import Cluster, ClusterResults
 from fsm_spec.simulator.faults import Faults
 from fsm_spec.simulator.memory import GIB
 from fsm_spec.simulator.metrics import RequestLog, bound_shares
+from fsm_spec.simulator.money import price_fault
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.perfetto import write_perfetto
 from fsm_spec.simulator.rounds import RoundLog
@@ -61,8 +62,8 @@ class Wanted:
     def __post_init__(self) -> None:
         """Refuse what means nothing; raises UserError with a line a fault."""
         faults = Faults()
-        if self.price is not None and not self.price > 0:
-            faults.note(f"--price-per-gpu-hour {self.price:g} is no price above 0; leave it out or mend it")
+        if wrong := price_fault(self.price):
+            faults.note(wrong)
         if not self.warm_up_s >= 0:
             faults.note(f"--warm-up {self.warm_up_s:g} is negative; give seconds")
         faults.raise_any()

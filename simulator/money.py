@@ -9,6 +9,13 @@ from fsm_spec.simulator.hardware import Hardware
 IDLE_SHARE = 0.1
 
 
+def price_fault(price_per_gpu_hour: float | None) -> str | None:
+    """Say what is wrong with a price that somebody gave; None where nothing is."""
+    if price_per_gpu_hour is None or price_per_gpu_hour > 0:
+        return None
+    return f"--price-per-gpu-hour {price_per_gpu_hour:g} is no price above 0; leave it out or mend it"
+
+
 def price_per_million(price_per_gpu_hour: float, tokens_per_second_gpu: float) -> float | None:
     """Return the price of a million emitted tokens; None where none was emitted."""
     if tokens_per_second_gpu <= 0:

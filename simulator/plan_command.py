@@ -20,7 +20,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.simulator.arrivals import RATES
 from fsm_spec.simulator.command import show
 from fsm_spec.simulator.faults import Faults
-from fsm_spec.simulator.money import price_per_million
+from fsm_spec.simulator.money import price_fault, price_per_million
 from fsm_spec.simulator.plan_report import print_plan
 from fsm_spec.simulator.plan_settings import plan_settings
 from fsm_spec.simulator.point import Result
@@ -112,13 +112,12 @@ def _check(asked: Asked, faults: Faults) -> None:
         f"--precision {asked.precision:g} lies outside 0.001 to 1; write 0.03": not 0.001
         <= asked.precision
         <= 1,
-        f"--price-per-gpu-hour {asked.price} is no price above 0; leave it out or mend it": asked.price
-        is not None
-        and not asked.price > 0,
     }
     for sentence, holds in wrong.items():
         if holds:
             faults.note(sentence)
+    if priced := price_fault(asked.price):
+        faults.note(priced)
     _check_values(asked, faults, limits=limits)
 
 

@@ -148,8 +148,7 @@ def chosen_device(run: Serving) -> Resident | None:
 def chosen_policy(run: Serving) -> Policy:
     """Give the policy of the options; raises UserError for one under which a server could stand still."""
     policy = load_policy(run.policy)
-    if policy.admit == "greedy":
-        raise UserError("the policy greedy lets requests block each other; use holdback, reserve or preempt")
+    policy.require_live()
     if run.max_running is not None:
         policy = policy.model_copy(update={"max_running": run.max_running})
     return policy

@@ -101,21 +101,11 @@ def switch_policy(session: Session, wanted: str | dict[str, Any], most: int | No
         raise Refusal(found.message, "policy", found.code) from None
     except FsmSpecError as error:
         raise Refusal(" ".join(str(error).split()), "policy", "invalid_value") from None
-    require_live(policy)
     if most is not None and (isinstance(wanted, str) or "max_running" not in wanted):
         policy = policy.model_copy(update={"max_running": most})
     try:
+        policy.require_live()
         session.switch(policy)
     except FsmSpecError as error:
         raise Refusal(str(error), "policy", "invalid_value") from None
     return policy
-
-
-def require_live(policy: Policy) -> None:
-    """Refuse a policy under which requests can block each other for ever."""
-    if policy.admit == "greedy":
-        raise Refusal(
-            "the policy greedy lets requests block each other; use holdback, reserve or preempt",
-            "policy",
-            "invalid_value",
-        )
