@@ -23,7 +23,8 @@ from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.rows import FixedRows, RowBatch
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.operators import Operators
-from fsm_spec.executor.prefix_cache import Pages, PrefixCache, view_of
+from fsm_spec.executor.page_holders import PageHolders
+from fsm_spec.executor.prefix_cache import PrefixCache, view_of
 from fsm_spec.executor.request import Controls, Request
 from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.text_stream import TextStream
@@ -361,7 +362,7 @@ def require_prefixes(table: Table) -> None:
         raise UserError(f"{table.name} keeps no pages for later requests: {why}; use --no-prefix-cache")
 
 
-def _prefixes(table: Table, pages: Pages, requests: Mapping[int, Request], view: str) -> PrefixCache:
+def _prefixes(table: Table, pages: PageHolders, requests: Mapping[int, Request], view: str) -> PrefixCache:
     require_prefixes(table)
     return PrefixCache(table, pages, requests, view)
 

@@ -3,9 +3,62 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
 
-from fsm_spec.executor.prefix_cache import CachedPages
+# Evicting a few pages together keeps those that one request takes side by side, which attention reads in place.
+_TOGETHER, _SHARE = 16, 8
+
+
+class CachedPages:
+    """Name pages by the keys of their text; those that nobody holds are in the order of their last use."""
+
+    def __init__(self) -> None:
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._unheld: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Count the pages that nobody holds."""
+        return len(self._unheld)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the pages that nobody holds, the next to be evicted first."""
+        return iter(self._unheld)
+
+    def page_of(self, key: bytes) -> int | None:
+        """Give the page that holds a key's text; None where there is none."""
+        return self._page_of.get(key)
+
+    def names(self, page: int) -> bool:
+        """Tell whether a page has a name here."""
+        return page in self._key_of
+
+    def enter(self, key: bytes, page: int) -> None:
+        """Name a page that a request holds; neither has been named before."""
+        assert key not in self._page_of, "a text has two pages"
+        assert page not in self._key_of, "a page has two texts"
+        self._page_of[key] = page
+        self._key_of[page] = key
+
+    def rest(self, page: int) -> bool:
+        """Keep a page that its last holder leaves, if it has a key."""
+        if page not in self._key_of:
+            return False
+        self._unheld[page] = None
+        return True
+
+    def wake(self, page: int) -> None:
+        """Take a page out of those that may be evicted, as somebody holds it again."""
+        del self._unheld[page]
+
+    def evict(self, least: int) -> list[int]:
+        """Give back at least so many of the pages that nobody holds, least recently used first."""
+        count = max(least, min(_TOGETHER, len(self._unheld) // _SHARE))
+        pages = [self._unheld.popitem(last=False)[0] for _ in range(count)]
+        for page in pages:
+            del self._page_of[self._key_of.pop(page)]
+        return pages
 
 
 class PageHolders(ABC):

@@ -2,97 +2,20 @@
 
 A page is found by a key: a digest of all text up to its end, of the weights under which its KV was written, and of
 the draft models whose KV lies in the same page (`fsm_spec/prefix_cache.py` says what may enter). Pages that nobody
-holds stay here until the pool needs them, least recently used out first.
+holds rest (`page_holders.py`) until the pool needs them, least recently used out first.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 from fsm_spec import prefix_cache as rules
+from fsm_spec.executor.page_holders import PageHolders
 from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.table import Table
 
 _KEY_BYTES = 16
-# Evicting a few pages together keeps those that one request takes side by side, which attention reads in place.
-_TOGETHER, _SHARE = 16, 8
-
-
-class CachedPages:
-    """Name pages by the keys of their text; those that nobody holds are in the order of their last use."""
-
-    def __init__(self) -> None:
-        self._page_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
-        self._unheld: OrderedDict[int, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Count the pages that nobody holds."""
-        return len(self._unheld)
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the pages that nobody holds, the next to be evicted first."""
-        return iter(self._unheld)
-
-    def page_of(self, key: bytes) -> int | None:
-        """Give the page that holds a key's text; None where there is none."""
-        return self._page_of.get(key)
-
-    def names(self, page: int) -> bool:
-        """Tell whether a page has a name here."""
-        return page in self._key_of
-
-    def enter(self, key: bytes, page: int) -> None:
-        """Name a page that a request holds; neither has been named before."""
-        assert key not in self._page_of, "a text has two pages"
-        assert page not in self._key_of, "a page has two texts"
-        self._page_of[key] = page
-        self._key_of[page] = key
-
-    def rest(self, page: int) -> bool:
-        """Keep a page that its last holder leaves, if it has a key."""
-        if page not in self._key_of:
-            return False
-        self._unheld[page] = None
-        return True
-
-    def wake(self, page: int) -> None:
-        """Take a page out of those that may be evicted, as somebody holds it again."""
-        del self._unheld[page]
-
-    def evict(self, least: int) -> list[int]:
-        """Give back at least so many of the pages that nobody holds, least recently used first."""
-        count = max(least, min(_TOGETHER, len(self._unheld) // _SHARE))
-        pages = [self._unheld.popitem(last=False)[0] for _ in range(count)]
-        for page in pages:
-            del self._page_of[self._key_of.pop(page)]
-        return pages
-
-
-class Pages(Protocol):
-    """Know who holds which page: the allocator's books, or those of a device's pages."""
-
-    page_size: int
-    cached: CachedPages
-    changes: int
-
-    def holders(self, page: int) -> int:
-        """Count the requests that hold a page."""
-
-    def common(self, request: int) -> list[int]:
-        """List the pages at the front of a request's table that have other holders as well."""
-
-    def block_table(self, request: int) -> list[int]:
-        """List the pages of a request in the order of its slots."""
-
-    def hold(self, request: int, pages: Sequence[int]) -> None:
-        """Begin the table of a request that holds nothing with pages that are cached, or that others hold."""
-
-    def exchange(self, request: int, place: int, page: int) -> None:
-        """Let a request hold another page of the same text in place of its own, which goes back."""
 
 
 class PrefixCache:
@@ -102,7 +25,9 @@ class PrefixCache:
     written here.
     """
 
-    def __init__(self, table: Table, allocator: Pages, requests: Mapping[int, Request], view: str) -> None:
+    def __init__(
+        self, table: Table, allocator: PageHolders, requests: Mapping[int, Request], view: str
+    ) -> None:
         self.allocator = allocator
         self.requests = requests
         self._root = hashlib.blake2b(view.encode(), digest_size=_KEY_BYTES).digest()

@@ -14,7 +14,8 @@ from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.generate import Options, Session
 from fsm_spec.executor.models.random import tiny_model
-from fsm_spec.executor.prefix_cache import CachedPages, PrefixCache
+from fsm_spec.executor.page_holders import CachedPages
+from fsm_spec.executor.prefix_cache import PrefixCache
 from fsm_spec.executor.request import Request
 from fsm_spec.load import load
 from fsm_spec.policy import Pool
