@@ -16,10 +16,11 @@ from fsm_spec.language.domain import column_bounds
 from fsm_spec.language.expression import Const, Expr, Name, Op, evaluate, interval, to_text
 from fsm_spec.language.findings import nearest, path_text
 from fsm_spec.language.linear import bounds, difference, simplify
+from fsm_spec.language.operations import Accept, Operation, Unmask
 from fsm_spec.language.operators import key_of, outputs_of
 from fsm_spec.language.piece import Piece, parse_piece
 from fsm_spec.language.scope import Scope
-from fsm_spec.language.spec import Accept, BlockContract, Operation, Unmask
+from fsm_spec.language.spec import BlockContract
 from fsm_spec.peaks import with_peaks
 from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan, OperatorPlan, OutputPlan, SegmentPlan
 from fsm_spec.rules import draft_cache, positions

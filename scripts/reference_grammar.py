@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from reference_page import page, table
 
-from fsm_spec.language import spec
+from fsm_spec.language import fields, operations, spec
 from fsm_spec.language.expression import Const, Name, to_text
 from fsm_spec.language.operators import OPERATORS, Operator, Output
 
@@ -30,15 +30,15 @@ MODELS: Final[tuple[tuple[type[BaseModel], str], ...]] = (
         spec.Segment,
         "A run of rows of a forward's block with the same source, weights, logits use and KV fate.",
     ),
-    (spec.Sample, "The operator `sample`: one token for each row."),
-    (spec.Accept, "The operator `accept`: how many drafts stand, and the token after them."),
-    (spec.Unmask, "The operator `unmask`: some masks of a block become tokens."),
-    (spec.Grow, "The operator `grow`: a tree of drafts."),
-    (spec.Prune, "The operator `prune`: the best nodes of a tree."),
-    (spec.Walk, "The operator `walk`: how far the target agrees with a tree."),
-    (spec.Budget, "The operator `budget`: how many drafts of each request are verified."),
-    (spec.Capture, "The operator `capture`: hidden states of rows."),
-    (spec.Lookup, "The operator `lookup`: drafts from the request's own text."),
+    (operations.Sample, "The operator `sample`: one token for each row."),
+    (operations.Accept, "The operator `accept`: how many drafts stand, and the token after them."),
+    (operations.Unmask, "The operator `unmask`: some masks of a block become tokens."),
+    (operations.Grow, "The operator `grow`: a tree of drafts."),
+    (operations.Prune, "The operator `prune`: the best nodes of a tree."),
+    (operations.Walk, "The operator `walk`: how far the target agrees with a tree."),
+    (operations.Budget, "The operator `budget`: how many drafts of each request are verified."),
+    (operations.Capture, "The operator `capture`: hidden states of rows."),
+    (operations.Lookup, "The operator `lookup`: drafts from the request's own text."),
     (spec.State, "Where a request stands in a round; wait, prefill and end are built in."),
     (spec.Holding, "KV slots by kind."),
     (spec.Transition, "What one event does to a request; all right-hand sides read the values before it."),
@@ -48,15 +48,15 @@ MODELS: Final[tuple[tuple[type[BaseModel], str], ...]] = (
 )
 OPERATIONS: Final = ("Sample", "Accept", "Unmask", "Grow", "Prune", "Walk", "Budget", "Capture", "Lookup")
 WORDS: Final[tuple[tuple[Any, str], ...]] = (
-    (spec.IntExpr, "expression"),
-    (spec.BoolExpr, "condition"),
-    (spec.PieceText, "piece"),
-    (spec.Assignment, "expression, piece or list of pieces"),
-    (spec.NameText, "name"),
-    (spec.SourceText, "piece, or list of pieces"),
-    (spec.Operation, "an operator: " + ", ".join(f"[{name}](#{name.lower()})" for name in OPERATIONS)),
-    (spec.Flag, "`true` or `false`"),
-    (spec.Small, "integer"),
+    (fields.IntExpr, "expression"),
+    (fields.BoolExpr, "condition"),
+    (fields.PieceText, "piece"),
+    (fields.Assignment, "expression, piece or list of pieces"),
+    (fields.NameText, "name"),
+    (fields.SourceText, "piece, or list of pieces"),
+    (operations.Operation, "an operator: " + ", ".join(f"[{name}](#{name.lower()})" for name in OPERATIONS)),
+    (fields.Flag, "`true` or `false`"),
+    (fields.Small, "integer"),
     (str, "text"),
 )
 

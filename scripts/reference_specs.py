@@ -8,7 +8,7 @@ from typing import Final
 import yaml
 from reference_page import PROJECT, page, table
 
-from fsm_spec.language import expression, spec
+from fsm_spec.language import expression, operations, spec
 from fsm_spec.language.findings import SpecFindings
 from fsm_spec.language.scope import Scope
 from fsm_spec.load import load, loads, shipped
@@ -85,10 +85,10 @@ def _claim(each: spec.Spec) -> str:
 
 def _judges(each: spec.Spec) -> str:
     rules = dict.fromkeys(
-        f"{'walk by ' if isinstance(op, spec.Walk) else ''}{op.rule}"
+        f"{'walk by ' if isinstance(op, operations.Walk) else ''}{op.rule}"
         for forward in each.forwards.values()
         for op in forward.ops
-        if isinstance(op, (spec.Accept, spec.Walk))
+        if isinstance(op, (operations.Accept, operations.Walk))
     )
     return ", ".join(rules) or "nothing"
 
@@ -113,7 +113,7 @@ def promises(each: spec.Spec) -> list[str]:
         op.rule
         for forward in each.forwards.values()
         for op in forward.ops
-        if isinstance(op, (spec.Accept, spec.Walk))
+        if isinstance(op, (operations.Accept, operations.Walk))
     }
     # Without a judge a block that a preemption drops is filled again, by the same draws.
     after = "may differ" if rules and crosses(each) else "identical"

@@ -1,6 +1,6 @@
 """The registry of operators: what each one reads, gives, and in which range; readings and kernels are in `kernels/`.
 
-A new operator is one entry here, one model in `spec.py`, and one reading in `kernels/`; a test compares the sets.
+A new operator is one entry here, one model in `operations.py`, and one reading in `kernels/`; a test compares the sets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fsm_spec.language.expression import Const, Expr, Op
 from fsm_spec.language.piece import Piece
 
 if TYPE_CHECKING:
-    from fsm_spec.language.spec import Operation
+    from fsm_spec.language.operations import Operation
 
 Kind = Literal["token", "law", "count", "index", "tree", "feature", "real"]
 # Counts the rows of segments, or what an earlier result holds; None where one of them is not known.

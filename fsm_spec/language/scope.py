@@ -15,11 +15,13 @@ from fsm_spec import life_cycle, table
 from fsm_spec.language import expression, operators
 from fsm_spec.language.domain import column_bounds
 from fsm_spec.language.expression import Bounds, Const, Expr, Name, Op, evaluate, to_text
+from fsm_spec.language.fields import MAX_VALUE
 from fsm_spec.language.findings import Path, closest, nearest, quoted, words
 from fsm_spec.language.linear import difference
+from fsm_spec.language.operations import Operation
 from fsm_spec.language.operators import Kind
 from fsm_spec.language.piece import Piece
-from fsm_spec.language.spec import MAX_VALUE, BlockContract, Forward, Operation, Segment, Spec, Transition
+from fsm_spec.language.spec import BlockContract, Forward, Segment, Spec, Transition
 from fsm_spec.table import ArgPlan
 
 Violation = tuple[Path, str]

@@ -13,10 +13,11 @@ from fsm_spec.language import expression
 from fsm_spec.language.expression import Const, Expr, to_text
 from fsm_spec.language.findings import Path
 from fsm_spec.language.linear import simplify
+from fsm_spec.language.operations import Accept, Operation
 from fsm_spec.language.operators import carries_of
 from fsm_spec.language.piece import Piece, pieces
 from fsm_spec.language.scope import Scope, Value, forward_of, segment_path, sources
-from fsm_spec.language.spec import Accept, Operation, Segment, Transition
+from fsm_spec.language.spec import Segment, Transition
 
 # What has entries that are counted one by one.
 COUNTED: Final = ("token", "law", "real", "feature", "tree", "index")

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from fsm_spec.language.findings import Path
+from fsm_spec.language.operations import Accept, Capture, Operation, Sample, Unmask, Walk
 from fsm_spec.language.scope import Scope, Violation, segment_path
-from fsm_spec.language.spec import Accept, Capture, Forward, Operation, Sample, Segment, Unmask, Walk
+from fsm_spec.language.spec import Forward, Segment
 
 # Kinds whose rows read a hidden state beside the token: they lack one row behind a prefill, as its token is the next.
 BESIDE: Final = ("feature_head", "token_heads")

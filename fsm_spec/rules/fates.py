@@ -11,9 +11,10 @@ from typing import Final
 
 from fsm_spec.language.expression import Const
 from fsm_spec.language.findings import Path
+from fsm_spec.language.operations import Accept, Walk
 from fsm_spec.language.piece import Piece
 from fsm_spec.language.scope import PENDING, Scope, Violation, listed, segment_of, segment_path, sources
-from fsm_spec.language.spec import Accept, Forward, Segment, Walk
+from fsm_spec.language.spec import Forward, Segment
 
 _ORDER: Final = ("keep", "provisional", "open", "scratch")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsm_spec.language.findings import Path, quoted
+from fsm_spec.language.operations import Accept, Walk
 from fsm_spec.language.operators import carries_of
 from fsm_spec.language.piece import pieces
 from fsm_spec.language.scope import (
@@ -19,7 +20,7 @@ from fsm_spec.language.scope import (
     sources,
     sources_of,
 )
-from fsm_spec.language.spec import Accept, Transition, Walk
+from fsm_spec.language.spec import Transition
 
 
 def rules(scope: Scope) -> Iterator[Violation]:

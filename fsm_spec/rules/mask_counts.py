@@ -15,9 +15,10 @@ from fsm_spec.language.domain import assignments
 from fsm_spec.language.expression import TRUE, Const, Expr, Name, Op, evaluate, substitute, to_text
 from fsm_spec.language.findings import Path
 from fsm_spec.language.linear import difference, simplify
+from fsm_spec.language.operations import Unmask
 from fsm_spec.language.piece import Piece, pieces
 from fsm_spec.language.scope import Scope, Violation, forward_of, shown_values, sources_of
-from fsm_spec.language.spec import Transition, Unmask
+from fsm_spec.language.spec import Transition
 from fsm_spec.rules.masks import MASK, masked_carries, unfilled
 from fsm_spec.table import ArgPlan
 

@@ -13,9 +13,10 @@ from fsm_spec.language import expression
 from fsm_spec.language.domain import assignments
 from fsm_spec.language.expression import Const, evaluate, substitute
 from fsm_spec.language.findings import Path
+from fsm_spec.language.operations import Accept, Unmask
 from fsm_spec.language.piece import pieces
 from fsm_spec.language.scope import Scope, Violation, forward_of, segment_path, sources, sources_of
-from fsm_spec.language.spec import Accept, Spec, Transition, Unmask
+from fsm_spec.language.spec import Spec, Transition
 from fsm_spec.table import ArgPlan
 
 MASK: Final = "mask"

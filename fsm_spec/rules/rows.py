@@ -9,20 +9,10 @@ from typing import Final
 from fsm_spec.language import expression, operators
 from fsm_spec.language.expression import Expr, to_text
 from fsm_spec.language.findings import Path, quoted
+from fsm_spec.language.operations import Accept, Budget, Capture, Grow, Operation, Sample, Unmask, Walk
 from fsm_spec.language.piece import Piece
 from fsm_spec.language.scope import Scope, Violation, listed, segment_of, segment_path, sources
-from fsm_spec.language.spec import (
-    Accept,
-    Budget,
-    Capture,
-    Forward,
-    Grow,
-    Operation,
-    Sample,
-    Segment,
-    Unmask,
-    Walk,
-)
+from fsm_spec.language.spec import Forward, Segment
 
 # Numbers that rules need, and numbers that they read; a rule reads no others.
 _NUMBERS: Final = {

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from fsm_spec.language.expression import Const
 from fsm_spec.language.findings import Path
+from fsm_spec.language.operations import Accept, Walk
 from fsm_spec.language.piece import pieces
 from fsm_spec.language.scope import PENDING, Scope, Violation, forward_of, sources_of
-from fsm_spec.language.spec import Accept, Transition, Walk
+from fsm_spec.language.spec import Transition
 from fsm_spec.rules.fates import judge, judged
 
 

@@ -14,6 +14,7 @@ from fsm_spec.language.domain import assignments
 from fsm_spec.language.expression import Const, Expr, Name, evaluate, substitute, to_text
 from fsm_spec.language.findings import Path, quoted
 from fsm_spec.language.linear import difference, simplify
+from fsm_spec.language.operations import Accept, Grow, Operation, Sample, Walk
 from fsm_spec.language.piece import Piece, pieces
 from fsm_spec.language.scope import (
     PENDING,
@@ -26,7 +27,7 @@ from fsm_spec.language.scope import (
     sources,
     sources_of,
 )
-from fsm_spec.language.spec import Accept, Forward, Grow, Operation, Sample, Transition, Walk
+from fsm_spec.language.spec import Forward, Transition
 from fsm_spec.rules import runs
 from fsm_spec.rules.fates import judge, judged
 from fsm_spec.table import ArgPlan

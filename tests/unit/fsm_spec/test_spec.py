@@ -9,19 +9,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fsm_spec.language import spec
 from fsm_spec.language.expression import Const, Name, parse
+from fsm_spec.language.fields import MAX_ITEMS, BoolExpr, IntExpr, Node, PieceText
+from fsm_spec.language.operations import Accept, Operation
 from fsm_spec.language.piece import Piece
-from fsm_spec.language.spec import (
-    MAX_ITEMS,
-    Accept,
-    BoolExpr,
-    IntExpr,
-    Node,
-    Operation,
-    PieceText,
-    Spec,
-    State,
-    Transition,
-)
+from fsm_spec.language.spec import Spec, State, Transition
 
 MODELS = [kind for kind in vars(spec).values() if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
