@@ -140,7 +140,8 @@ class _Exchange:
         if self.whole:
             return await self.receive()
         try:
-            message = await asyncio.wait_for(self.receive(), self.guard.settings.stall)
+            async with asyncio.timeout(self.guard.settings.stall):
+                message = await self.receive()
         except TimeoutError:
             headers = {"Connection": "close"}
             raise Refusal(

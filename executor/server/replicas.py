@@ -291,7 +291,8 @@ class Replicas:
         """Ask all replicas that are up; those that do not answer in time are left out."""
 
         async def ask(lane: Lane) -> tuple[int, Any]:
-            return lane.number, await asyncio.wait_for(lane.link.call(method, *given), _PATIENCE)
+            async with asyncio.timeout(_PATIENCE):
+                return lane.number, await lane.link.call(method, *given)
 
         asked = [ask(lane) for lane in self.lanes if lane.life is not None]
         found = await asyncio.gather(*asked, return_exceptions=True)

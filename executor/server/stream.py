@@ -67,5 +67,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for part in self.events:
             message = {"type": "http.response.body", "body": part, "more_body": True}
-            await asyncio.wait_for(send(message), self.stall)
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes as its work is done.
+            async with asyncio.timeout(self.stall):
+                await send(message)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
