@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsm_spec.engine import Chunk
 from fsm_spec.errors import UserError
 from fsm_spec.executor.batch import Batch
 from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.models.drafter import ContextRows
 from fsm_spec.executor.request import Request
+from fsm_spec.launch import Chunk
 from fsm_spec.rules.draft_rows import BESIDE
 from fsm_spec.table import Table
 

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from fsm_spec import life_cycle, prefix_cache
-from fsm_spec.engine import Args, Chunk, Group, Launch
 from fsm_spec.executor.batch import Batch
 from fsm_spec.executor.block import Block, Layout
 from fsm_spec.executor.cache import PageAllocator
@@ -32,6 +31,7 @@ from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.tree import Tree
 from fsm_spec.language.expression import evaluate
 from fsm_spec.language.piece import Piece
+from fsm_spec.launch import Args, Chunk, Group, Launch
 from fsm_spec.step import Columns, Step, choose
 from fsm_spec.table import END, CarryPlan, Row, Table
 

@@ -6,18 +6,16 @@ requests happens here, once. Time is the backend's: this file has no clock.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from fsm_spec import life_cycle, prefix_cache
 from fsm_spec.errors import UserError
+from fsm_spec.launch import Chunk, Group, Launch
 from fsm_spec.policy import (
-    QUEUE_SEEN,
     Plan,
     Policy,
     Pool,
@@ -28,65 +26,21 @@ from fsm_spec.policy import (
     refuse_impossible,
 )
 from fsm_spec.step import step
-from fsm_spec.table import END, NO_STOP, STOP, WAIT, Table, refuse_abstract
+from fsm_spec.table import END, STOP, WAIT, Table, refuse_abstract
 from fsm_spec.tiers import tiers_of
+from fsm_spec.waiting import WaitingQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from fsm_spec.launch import Args, Backend
     from fsm_spec.prefix_cache import Prefixes
     from fsm_spec.step import Columns, Step
     from fsm_spec.trace import TraceWriter
 
 _FIRST_CAPACITY: Final = 64
-Args = dict[str, "NDArray[np.int32]"]
-
-
-class Group(NamedTuple):
-    """Name the requests of a launch that are in one state; `columns` are theirs, int32 [n], before the launch."""
-
-    state: str
-    requests: NDArray[np.int64]
-    columns: Columns
-
-
-class Chunk(NamedTuple):
-    """Describe a prefill chunk: tokens `start .. start + tokens - 1` of the request's text; `last` gives logits."""
-
-    request: int
-    start: int
-    tokens: int
-    last: bool
-
-
-class Launch(NamedTuple):
-    """Hold what one launch runs: a group for each state, and prefill chunks."""
-
-    groups: tuple[Group, ...]
-    chunks: tuple[Chunk, ...]
-
-
-class Backend(Protocol):
-    """Run launches; the simulator draws their outcomes, the executor computes them."""
-
-    def launch(self, launch: Launch) -> list[Args]:
-        """Run a launch; give, for each group, the counts that its operators found, by argument name, int32 [n]."""
-
-    def stops(
-        self, event: str, requests: NDArray[np.int64], columns: Columns, args: Args
-    ) -> NDArray[np.int32]:
-        """Give the tokens before the first stop token of each run about to be emitted; NO_STOP if there is none."""
-
-    def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
-        """Follow a step: move carries, append emitted tokens, count."""
-
-    def resize(self, request: int, pages: int) -> None:
-        """Follow the pages a request owns; 0 releases all."""
-
-    def use(self, table: Table) -> None:
-        """Run the coming launches under this table: that of the tier that the scheduler chose."""
 
 
 @dataclass
@@ -170,10 +124,7 @@ class Engine:
         # Slots of admitted requests, oldest request first.
         self.live = np.zeros(0, np.int64)
         self._slot_of: dict[int, int] = {}
-        # Preempted requests are older than all that never ran, as nobody overtakes.
-        self._returned: list[int] = []
-        self._fresh: deque[int] = deque()
-        self.waiting: dict[int, Waiting] = {}
+        self.waiting = WaitingQueue()
         self._next_request = 0
 
     # Requests --------------------------------------------------------------------------------------------------
@@ -186,8 +137,7 @@ class Engine:
         refuse(self.table, self.policy, self.pool, prompt, limit)
         request = self._next_request
         self._next_request += 1
-        self.waiting[request] = Waiting(prompt, limit, 0)
-        self._fresh.append(request)
+        self.waiting.put(request, Waiting(prompt, limit, 0))
         if self.trace:
             self.trace.arrive(self.iterations, request, prompt, limit)
         return request
@@ -247,17 +197,13 @@ class Engine:
                 self.shared[self.live] = prefix_cache.counted_before(common)
         return self.shared[self.live]
 
-    def queue(self) -> list[int]:
-        """Give the head of the waiting queue, oldest first."""
-        return [*self._returned, *islice(self._fresh, QUEUE_SEEN)]
-
     # One iteration ---------------------------------------------------------------------------------------------
 
     def decide(self) -> Plan:
         """Let the policy decide the next iteration."""
         if self.prefixes is not None:
             return prefix_cache.decide(self, self.prefixes)
-        waiting = [self.waiting[request] for request in self.queue()]
+        waiting = [self.waiting[request] for request in self.waiting.head()]
         return plan(
             self.table, self.policy, self.pool, self._gather(self.live), self.pages[self.live], waiting
         )
@@ -276,7 +222,7 @@ class Engine:
         self._enter(decision.tier)
         live = self.live
         numbers = self.requests[live]
-        queue = self.queue()
+        queue = self.waiting.head()
         admitted = queue[: len(decision.admit)]
         self._record(decision, numbers, admitted)
         chunks = [(int(live[index]), tokens) for index, tokens in decision.chunks]
@@ -335,11 +281,9 @@ class Engine:
         for slot in slots.tolist():
             request = int(self.requests[slot])
             values = {name: int(self.columns[name][slot]) for name in ("prompt", "limit", "emitted")}
-            self.waiting[request] = Waiting(**values)
-            self._returned.append(request)
+            self.waiting.put_back(request, Waiting(**values))
             report.preempted.append(request)
             self._vacate(slot)
-        self._returned.sort()
 
     def _take_pages(self, live: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
         owned = self.pages[live]
@@ -454,13 +398,7 @@ class Engine:
 
     def _place(self, request: int) -> int:
         """Give a waiting request a slot, in the order of arrival."""
-        entry = self.waiting.pop(request)
-        if request in self._returned:
-            self._returned.remove(request)
-        elif self._fresh and self._fresh[0] == request:
-            self._fresh.popleft()
-        else:
-            self._fresh.remove(request)
+        entry = self.waiting.take(request)
         if not self._free_slots:
             self._grow()
         slot = self._free_slots.pop()
@@ -513,6 +451,3 @@ def _by_request(name: str, requests: Sequence[int], pages: Sequence[int]) -> dic
     """Give a plan's pages as pairs of request and count, where there are any: nothing is said of nobody."""
     pairs = [[request, count] for request, count in zip(requests, pages, strict=False) if count]
     return {name: pairs} if pairs else {}
-
-
-__all__ = ["NO_STOP", "Args", "Backend", "Chunk", "Engine", "Group", "Iteration", "Launch", "refuse"]

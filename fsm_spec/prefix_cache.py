@@ -139,7 +139,7 @@ def decide(engine: Engine, prefixes: Prefixes, columns: Columns | None = None) -
 
     `columns` are those of live requests where a round in flight will have moved them.
     """
-    live, queue = engine.live, engine.queue()
+    live, queue = engine.live, engine.waiting.head()
     found = look_up(engine, prefixes, queue)
     waiting = [
         engine.waiting[request]._replace(hit=len(each.pages), held=each.held)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
-from fsm_spec.engine import Args, Group, Launch
 from fsm_spec.language.expression import Const, Expr
+from fsm_spec.launch import Args, Group, Launch
 from fsm_spec.simulator.ahead import Ahead
 from fsm_spec.simulator.cost import Work
 from fsm_spec.simulator.metrics import RequestLog

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
-from fsm_spec.engine import Args, Backend, Engine, Launch
+from fsm_spec.engine import Engine
+from fsm_spec.launch import Args, Backend, Launch
 from fsm_spec.policy import fill_slots
 from fsm_spec.step import Columns, Step, slots
 from fsm_spec.table import END, WAIT, Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fsm_spec.engine import Launch
+from fsm_spec.launch import Launch
 
 MOST_SLICES = 200_000  # of launches and of requests; a viewer takes no more with ease
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
-from fsm_spec.engine import Args, Engine, Launch
+from fsm_spec.engine import Engine
 from fsm_spec.errors import TraceDivergence, UserError
+from fsm_spec.launch import Args, Launch
 from fsm_spec.policy import Plan
 from fsm_spec.replay import table_of
 from fsm_spec.simulator.conservation import Conservation

@@ -11,8 +11,9 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from fsm_spec.engine import Engine, Iteration, Launch
+from fsm_spec.engine import Engine, Iteration
 from fsm_spec.errors import UserError
+from fsm_spec.launch import Launch
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.simulator import roofline
 from fsm_spec.simulator.backend import SimulatedBackend

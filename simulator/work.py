@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fsm_spec.engine import Chunk, Group, Launch
 from fsm_spec.language.expression import Const
+from fsm_spec.launch import Chunk, Group, Launch
 from fsm_spec.plan import KIND_OF_FATE, KINDS, ForwardPlan
 from fsm_spec.simulator.cost import Work
 from fsm_spec.step import evaluate

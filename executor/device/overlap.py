@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsm_spec import life_cycle, prefix_cache
-from fsm_spec.engine import Chunk, Engine, Iteration
+from fsm_spec.engine import Engine, Iteration
 from fsm_spec.executor.device.runner import DeviceRunner, Ticket
+from fsm_spec.launch import Chunk
 from fsm_spec.policy import Plan, Policy, plan
 from fsm_spec.step import step
 from fsm_spec.table import NO_STOP, STOP
@@ -63,7 +64,7 @@ class OverlappedEngine(Engine):
                 self._foresee(columns, index, chunk)
         if self.prefixes is not None:
             return prefix_cache.decide(self, self.prefixes, columns)
-        waiting = [self.waiting[request] for request in self.queue()]
+        waiting = [self.waiting[request] for request in self.waiting.head()]
         return plan(self.table, self.policy, self.pool, columns, self.pages[self.live], waiting)
 
     def _foresee(self, columns: Columns, index: NDArray[np.int64], chunk: Chunk) -> None:

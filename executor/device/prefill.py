@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsm_spec import life_cycle
-from fsm_spec.engine import Chunk
 from fsm_spec.executor.device.control import NO_WISHES, Wishes, shaped_first
 from fsm_spec.executor.device.phase import Machine
 from fsm_spec.executor.device.results import Form, pack
@@ -27,6 +26,7 @@ from fsm_spec.kernels.fixed.attention import pack_mask
 from fsm_spec.kernels.fixed.gather import gather_ids
 from fsm_spec.kernels.fixed.operators import FIXED_OPERATORS
 from fsm_spec.kernels.randomness import Purpose
+from fsm_spec.launch import Chunk
 from fsm_spec.rules.draft_rows import BESIDE
 from fsm_spec.table import PREFILL, WAIT, Table
 

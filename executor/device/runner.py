@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsm_spec import life_cycle, prefix_cache
-from fsm_spec.engine import Args, Chunk, Launch
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.executor.device.control import Wishes, numbers_of, refuse, wishes_of
 from fsm_spec.executor.device.graphs import Progress
@@ -31,6 +30,7 @@ from fsm_spec.executor.device.scores import PROMPT, Scored, ScoreForm
 from fsm_spec.executor.prefix_cache import PrefixCache
 from fsm_spec.executor.request import Request
 from fsm_spec.language import expression
+from fsm_spec.launch import Args, Chunk, Launch
 from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import END, WAIT, Table
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
-from fsm_spec.engine import Args, Backend, Launch
+from fsm_spec.launch import Args, Backend, Launch
 from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import END, Table
 

@@ -15,7 +15,7 @@ import torch
 
 from fsm_spec.checker.properties import Judge
 from fsm_spec.compile import compile_table
-from fsm_spec.engine import Engine, Group
+from fsm_spec.engine import Engine
 from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.request import Request
@@ -24,6 +24,7 @@ from fsm_spec.executor.toy import ToyCache, ToyModel
 from fsm_spec.executor.toy_drafters import toy_drafters
 from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.language.expression import evaluate
+from fsm_spec.launch import Group
 from fsm_spec.load import load, shipped
 from fsm_spec.oracle import holding, oracle
 from fsm_spec.plan import ForwardPlan

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from fsm_spec.compile import compile_table
-from fsm_spec.engine import Args, Engine, Launch
+from fsm_spec.engine import Engine
 from fsm_spec.errors import FsmSpecError, TraceDivergence, UserError
+from fsm_spec.launch import Args, Launch
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.replay import read_trace, replay_records

@@ -11,8 +11,8 @@ import pytest
 from shipped_specs import SIMULATED
 
 from fsm_spec.compile import compile_table
-from fsm_spec.engine import Launch
 from fsm_spec.errors import PoolExhausted, UserError
+from fsm_spec.launch import Launch
 from fsm_spec.load import load, shipped
 from fsm_spec.policy import Policy, Pool, longest_pages
 from fsm_spec.replay import replay_records

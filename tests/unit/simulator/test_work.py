@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fsm_spec.compile import compile_table
-from fsm_spec.engine import Chunk, Group, Launch
 from fsm_spec.language.expression import evaluate
+from fsm_spec.launch import Chunk, Group, Launch
 from fsm_spec.load import load, shipped
 from fsm_spec.simulator.cost import Work
 from fsm_spec.simulator.work import WorkCounter
