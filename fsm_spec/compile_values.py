@@ -56,6 +56,11 @@ class Values:
         self.columns = self._columns()
         self.bounds = column_bounds({c.name: c.max for c in self.columns}, len(spec.states) + 3)
         self.carry_length = {name: self.fixed(carry.shape[0]) for name, carry in spec.carry.items()}
+        self.faults += [
+            (("carry", name, "shape"), f"carry {name} would hold {length}; give 0 to 2147483647")
+            for name, length in self.carry_length.items()
+            if length is not None and not 0 <= length < 2**31
+        ]
         if isinstance(spec.contract, str):
             self.carry_length["pending"] = 1
 

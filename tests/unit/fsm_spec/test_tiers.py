@@ -124,6 +124,17 @@ def test_sizes_that_a_spec_cannot_take_are_refused_together() -> None:
     assert 1 == len(tiers_of(table_of("uno_linear"), reached).tables)
 
 
+def test_a_size_that_leaves_a_carry_less_than_nothing_is_refused() -> None:
+    """Rules follow the default and the checker's values: another mode would have ended in a traceback of the runner."""
+    text = shipped()["uno_switching"].read_text(encoding="utf-8")
+    old = "drafts: {shape: [short - 1], type: token}"
+    assert old in text
+    spec = loads(text.replace(old, "drafts: {shape: [(short * (mode - 1)) - 1], type: token}")).spec
+    plain = Policy(tier=Tier.model_validate({"param": "mode", "steps": [{"value": 0}]}))
+    with pytest.raises(UserError, match=r"carry\.drafts\.shape: carry drafts would hold -5; give 0 to 2147483647"):
+        tiers_of(compile_table(spec), plain)
+
+
 def test_parameters_that_are_not_tiered_are_refused() -> None:
     """A policy may only change what the spec says may change."""
     with pytest.raises(UserError, match="isd has no such parameter"):
