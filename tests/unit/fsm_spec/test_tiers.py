@@ -131,7 +131,9 @@ def test_a_size_that_leaves_a_carry_less_than_nothing_is_refused() -> None:
     assert old in text
     spec = loads(text.replace(old, "drafts: {shape: [(short * (mode - 1)) - 1], type: token}")).spec
     plain = Policy(tier=Tier.model_validate({"param": "mode", "steps": [{"value": 0}]}))
-    with pytest.raises(UserError, match=r"carry\.drafts\.shape: carry drafts would hold -5; give 0 to 2147483647"):
+    with pytest.raises(
+        UserError, match=r"carry\.drafts\.shape: carry drafts would hold -5; give 0 to 2147483647"
+    ):
         tiers_of(compile_table(spec), plain)
 
 
