@@ -83,7 +83,10 @@ def _given(index: int, plan: OperatorPlan, ran: Ran, sampling: SamplingColumns) 
     own = form.readers[index]
     if not len(own):
         none = torch.zeros(len(scope.lines), 0, dtype=torch.int64, device=scope.lines.device)
-        return Given(scope, sampling, none, none, none.sum(1), alive=ran.alive)
+        # A size may leave an operator no row: it is handed laws of none, in the shape of laws.
+        sizes = scope.state.sizes
+        laws = none.new_empty((len(none), 0, sizes.vocabulary), dtype=sizes.real)
+        return Given(scope, sampling, laws, none, none.sum(1), alive=ran.alive)
     on_states = plan.op == "capture" or plan.key == "sample:markov"
     states = first = None
     if on_states:
@@ -101,6 +104,8 @@ def _given(index: int, plan: OperatorPlan, ran: Ran, sampling: SamplingColumns) 
 
 def _sample(plan: OperatorPlan, given: Given) -> Sequence[Any]:
     """Draw a token for each row -> tokens [n, r], laws [n, r, V] or None."""
+    if not given.logits.shape[1]:
+        return given.positions, given.logits
     return FIXED_OPERATORS["sample"](  # type: ignore[no-any-return]
         given.logits,
         given.sampling,

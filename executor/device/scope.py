@@ -93,10 +93,12 @@ class DeviceScope:
         return self.state.sizes.text if held is None else held.shape[1]
 
     def take(self, name: str, index: Tensor) -> Tensor:
-        """Read places int64 [n, m] of a source -> [n, m, ...]; places out of its range give any that is in it."""
+        """Read places int64 [n, m] of a source -> [n, m, ...]; places out of its range give any that is in it, or 0."""
         output = self.outputs.get(name)
         if output is not None:
             assert isinstance(output, Tensor), "a tree is carried whole"
+            if not output.shape[1]:
+                return output.new_zeros((*index.shape, *output.shape[2:]))
             places = index.clamp(0, output.shape[1] - 1)
             first = torch.arange(len(output), device=index.device).unsqueeze(1) * output.shape[1]
             return output.flatten(0, 1)[first + places]

@@ -224,6 +224,17 @@ def test_tiers_run_each_round_under_the_table_of_its_size(lag: int, model: Trans
     assert 2 == len({record["plan"]["tier"] for record in found.records if "plan" in record})
 
 
+def test_a_size_may_leave_operators_no_rows(model: Transformer) -> None:
+    """Plain decoding in a crowd has no noise rows: what is sampled and grown from them is nothing, not a fault."""
+    steps = (TierStep(to=1, value=2), TierStep(value=0))
+    policy = Policy(max_running=3, tier=Tier(param="mode", steps=steps))
+    table, texts = table_of("uno_switching", mode=2, deep=5, short=3, k=2, v=6), prompts(3)
+    expected = run(table, model, None, policy=policy, texts=texts)
+    found = run(table, model, Resident(CpuPlace()), policy=policy, texts=texts)
+    assert [each.token_ids for each in expected.results] == [each.token_ids for each in found.results]
+    assert {0, 2} == {record["plan"]["tier"] for record in found.records if record.get("plan", {}).get("run")}
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_server_counts_the_same(lag: int, model: Transformer) -> None:
     """The meter between engine and runner sees every step, also where the host plans past it."""
