@@ -59,8 +59,14 @@ def generate(
         typer.Option(help='File of prompts: one a line; in .jsonl a string or {"prompt": ...} a line.'),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(help="Most tokens to generate.", min=0, rich_help_panel=_SAMPLING)
-    ] = 128,
+        int | None,
+        typer.Option(
+            help="Most tokens to generate; 128 by default, or what the context leaves.",
+            min=0,
+            show_default=False,
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
     model: ModelPlace = DEFAULT_MODEL,
     adapter: AdapterPlace = None,
     draft: DraftPlaces = None,

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ class Run:
 
     spec: str
     prompts: tuple[str, ...]
-    max_tokens: int
+    max_tokens: int | None
     model: str
     adapter: Path | None
     drafters: dict[str, str]
@@ -161,13 +161,13 @@ def _prepare(run: Run, table: Table, policy: Policy) -> tuple[ModelFiles, list[l
     with progress_bar() as progress:
         files = open_model(run.model, progress)
     require_mask_id(run.mask_id, files.config)
-    if run.max_tokens > files.config.context:
+    if run.max_tokens is not None and run.max_tokens > files.config.context:
         raise UserError(
             f"--max-tokens {run.max_tokens} is more than the model's context of {files.config.context}; give at most"
             f" {files.config.context}"
         )
     prompts = [_encode(files.tokenizer, run, text) for text in run.prompts]
-    limits = [context_limit(files.config, len(prompt), run.max_tokens) for prompt in prompts]
+    limits = [context_limit(files.config, len(prompt), options.max_tokens) for prompt in prompts]
     lengths = list(zip(map(len, prompts), limits, strict=True))
     pages = run.pages or sum(
         pool_for(table, prompt, limit, run.page_size, policy).pages for prompt, limit in lengths
@@ -240,7 +240,9 @@ def _options(run: Run, index: int) -> Options:
 
     sampling = SamplingParams(run.temperature, run.top_k, run.top_p, run.min_p)
     seed = (run.seed + index + 2**63) % 2**64 - 2**63
-    return Options(run.max_tokens, sampling, seed, () if run.ignore_eos else None, run.stop)
+    stop_ids = () if run.ignore_eos else None
+    options = Options(sampling=sampling, seed=seed, stop_ids=stop_ids, stop=run.stop)
+    return options if run.max_tokens is None else replace(options, max_tokens=run.max_tokens)
 
 
 @contextmanager

@@ -30,7 +30,8 @@ def resolve_params(
     given = dict(given or {})
     for name, value in given.items():
         if name not in spec.params:
-            raise UserError(f"{spec.spec} has no parameter {name!r}{nearest(name, spec.params)}")
+            known = nearest(name, spec.params) if spec.params else "; it has none"
+            raise UserError(f"{spec.spec} has no parameter {name!r}{known}")
         low, high = spec.params[name].range
         if not low <= value <= high:
             raise UserError(f"{spec.spec}: {name}={value} is out of range; choose {low} to {high}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,19 @@ def test_trace_is_replayable(invoke: Invoke, tmp_path: Path) -> None:
     done = replay(path)
     assert ("isd", 1, 10) == (done.spec, done.ended, done.emitted)
     assert "cold -> verify" in err
+
+
+def test_what_the_context_leaves_is_the_default_length(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
+    """The default of --max-tokens is no wish that a short context could refuse."""
+    short = shutil.copytree(folder, tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    code, out, _ = invoke("--model", str(short), "--ignore-eos", "--raw", "--json")
+    assert 0 == code
+    assert 64 - len("hello") == len(json.loads(out)["token_ids"])
+    code, _, err = invoke("--model", str(short), "--max-tokens", "65")
+    assert 2 == code
+    assert "more than the model's context of 64" in err
 
 
 @pytest.mark.parametrize(
