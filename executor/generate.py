@@ -142,6 +142,7 @@ class Session:
         require_mask_id(self.mask_id, config)
         policy = policy or Policy()
         tiers = tiers_of(table, policy)
+        require_children(tiers.largest, config)
         self.allocator: PageAllocator | DevicePages
         self.resident = resident
         self.prefixes: PrefixCache | None = None
@@ -377,6 +378,18 @@ def require_mask_id(mask_id: int | None, config: ModelConfig) -> None:
     found = config.mask_token_id if mask_id is None else mask_id
     if found is not None and not 0 <= found < config.vocab:
         raise UserError(f"mask id {found} is out of range; the model has tokens 0 to {config.vocab - 1}")
+
+
+def require_children(table: Table, config: ModelConfig) -> None:
+    """Raise UserError where the nodes of a tree are to have more children than the model has tokens to draft."""
+    most = config.vocab - 1  # the mask token is never one
+    for plan in table.forwards.values():
+        for operator in plan.operators:
+            if operator.op == "grow" and operator.number("top") > most:
+                raise UserError(
+                    f"{table.name} grows trees by the best {operator.number('top')} tokens, and the model has {most} to"
+                    " choose from; set a smaller value"
+                )
 
 
 def require_sampling(sampling: SamplingParams) -> None:

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import PoolExhausted, UserError
-from fsm_spec.executor.generate import Options, Session, default_mask_id, pool_for
+from fsm_spec.executor.generate import Options, Session, default_mask_id, pool_for, require_children
 from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer, tokenizer_settings
 from fsm_spec.executor.models.random import random_weights, tiny_config
 from fsm_spec.executor.models.transformer import Transformer
@@ -216,6 +216,8 @@ def test_what_cannot_run_is_refused(model: Transformer, tokenizer: Tokenizer) ->
         running.add([1], Options(1, SamplingParams(-1.0)))
     with pytest.raises(UserError, match="mask id 999 is out of range"):
         session(model, tokenizer, mask_id=999)
+    with pytest.raises(UserError, match="by the best 4 tokens, and the model has 3 to choose from"):
+        require_children(table_of("uno_tree", k=4), tiny_config(vocab=4))
     with pytest.raises(PoolExhausted, match="the pool has 2"):
         Session(table_of("ar"), model, tokenizer, pool=Pool(2, 8)).add([1] * 20, Options(20))
     assert not running.has_work
