@@ -24,6 +24,15 @@ def _alike(params: SamplingParams, requests: int) -> SamplingRows:
     return SamplingRows.of([params] * requests)
 
 
+@lru_cache(maxsize=1024)
+def _stop_table(sets: tuple[frozenset[int], ...]) -> NDArray[np.int64]:
+    """Lay out sets of stop tokens, [sets, most]."""
+    table = np.full((len(sets), max(map(len, sets))), _NEVER, np.int64)
+    for line, stop_ids in zip(table, sets, strict=True):
+        line[: len(stop_ids)] = list(stop_ids)
+    return table
+
+
 class Members:
     """Hold n live requests, with the lines of their carries, int64 [n]."""
 
@@ -45,11 +54,7 @@ class Members:
     def _stop_ids(self) -> NDArray[np.int64]:
         """Give the stop tokens of each request, [n, most]; of one for all where they are the same: [1, most]."""
         sets = [request.stop_ids for request in self.requests]
-        kinds = sets[:1] if sets.count(sets[0]) == len(sets) else sets
-        table = np.full((len(kinds), max(map(len, kinds))), _NEVER, np.int64)
-        for line, stop_ids in zip(table, kinds, strict=True):
-            line[: len(stop_ids)] = list(stop_ids)
-        return table
+        return _stop_table(tuple(sets[:1] if sets.count(sets[0]) == len(sets) else sets))
 
     def stops(self, runs: Tokens) -> NDArray[np.int32]:
         """Count the tokens before the first stop token of each run [n, longest]; NO_STOP without one: int32 [n]."""

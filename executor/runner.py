@@ -44,6 +44,8 @@ _MOST_GROUPS = 1024
 ReadChunk = tuple[Chunk, int, int]
 # Carries by name, with the pieces that a row sets them to.
 Carried = Sequence[tuple[str, Sequence[Piece]]]
+# A row of the table, and the members of an event that take it; None means all.
+Taken = tuple[Row, NDArray[np.int64] | None]
 
 
 class Model(Protocol):
@@ -113,6 +115,7 @@ class Runner:
         self._first: dict[int, Tokens] = {}
         self._states: dict[int, torch.Tensor] = {}
         self._runs: Tokens = np.zeros((0, 0), np.int64)
+        self._taken: list[Taken] = []
 
     def use(self, table: Table) -> None:
         """Run the row plans of this table from now on."""
@@ -181,7 +184,7 @@ class Runner:
 
         A stream that is not finite gives NaN in every column behind the final norm, so one column tells.
         """
-        if not math.isnan(float(logits[:, 0].sum())):
+        if not math.isnan(logits.select(1, 0).sum().item()):
             return
         owners = [
             number
@@ -253,7 +256,8 @@ class Runner:
         )
         if target:
             for request, count in zip(scope.requests, shape.counts.tolist(), strict=True):
-                request.forwards += count > 0
+                if count:
+                    request.forwards += 1
         else:
             for member in range(len(lines)):
                 self._add_states(block, member, lines[member : member + 1], batch)
@@ -359,9 +363,9 @@ class Runner:
     ) -> NDArray[np.int32]:
         """Read the runs about to be emitted, and give the tokens before the first stop token of each."""
         scope = self._scope_of(event, requests, columns)
-        rows = self._by_row(choose(self.table, columns, event, args, np))
-        runs = [scope.runs(row.emit, members) for row, members in rows]
-        self._runs = runs[0] if len(runs) == 1 else _rejoined(runs, [members for _, members in rows])
+        self._taken = self._by_row(choose(self.table, columns, event, args, np))
+        runs = [scope.runs(row.emit, members) for row, members in self._taken]
+        self._runs = runs[0] if len(runs) == 1 else _rejoined(runs, [members for _, members in self._taken])
         return self._members(requests).stops(self._runs)
 
     def settle(self, event: str, requests: NDArray[np.int64], before: Columns, done: Step) -> None:
@@ -372,7 +376,9 @@ class Runner:
         if event in self._layout_of and self.table.cached(("moves", event), lambda: self._moves(event)):
             self._compact(self._blocks[event], requests, before, done)
         alive = (done.columns["state"] != end).nonzero()[0] if end in states else None
-        for row, members in self._by_row(done.transition // 2, alive):
+        # An event that emits has just been asked for its stops, and the cut takes no request to another row.
+        known = alive is None and self.table.events[event].emits
+        for row, members in self._taken if known else self._by_row(done.transition // 2, alive):
             self._move_carries(scope, row, members)
         self._append(event, scope.requests, states, done.emitted)
         if self.prefixes is not None and prefix_cache.commits(self.table, event):
@@ -392,13 +398,15 @@ class Runner:
         is_round = event in self._layout_of
         if self.table.events[event].emits:
             for request, run, count in zip(requests, self._runs, emitted.tolist(), strict=True):
-                request.append(run[:count])
-                if is_round:
-                    request.emitted += count
+                if count:
+                    request.append(run[:count])
+                    if is_round:
+                        request.emitted += count
         if is_round:
             over = self._ends_round
             for request, state in zip(requests, states, strict=True):
-                request.rounds += over[state]
+                if over[state]:
+                    request.rounds += 1
 
     def _follow_life(self, event: str, scope: Scope, numbers: NDArray[np.int64], done: Step) -> None:
         """Follow what the life cycle's own events mean to a request."""
@@ -464,7 +472,7 @@ class Runner:
 
     def _by_row(
         self, rows: NDArray[np.int32], members: NDArray[np.int64] | None = None
-    ) -> list[tuple[Row, NDArray[np.int64] | None]]:
+    ) -> list[Taken]:
         """Group members of an event by the row of the table that each takes, given for all; None means all."""
         rows = rows if members is None else rows[members]
         taken = sorted(set(rows.tolist()))
