@@ -125,7 +125,7 @@ class Layout:
         pieces = [piece for row in table.rows for _, pieces in row.carries for piece in pieces]
         self.masked = any(piece.name == MASK for piece in pieces)
         self.captures = any(operator.op == "capture" for operator in plan.operators)
-        self._shapes: dict[tuple[int, *tuple[bytes, ...]], Shape] = {}
+        self._shapes: dict[tuple[int, bytes], Shape] = {}
         self._masks: dict[bytes, torch.Tensor] = {}
 
     def _from_kv(self, exprs: list[Expr]) -> Integers | None:
@@ -146,7 +146,7 @@ class Layout:
         """Give the shape of a group, by the counts of its requests."""
         counted = {index: self._count(index, columns) for index in self.counted}
         # Few requests repeat the same counts round after round.
-        key = (requests, *(values.tobytes() for values in counted.values()))
+        key = (requests, b"".join([values.tobytes() for values in counted.values()]))
         found = self._shapes.get(key)
         if found is None:
             if len(self._shapes) >= _MOST_SHAPES:

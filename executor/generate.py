@@ -291,11 +291,9 @@ class Session:
     def _read(self, report: Iteration) -> dict[int, str]:
         """Decode new tokens, look for stop strings, and note who ended."""
         texts: dict[int, str] = {}
-        streams = self._streams
         for number in report.emitted:
-            stream = streams.get(number)
-            # A host that plans ahead hears of rounds behind a request's end too.
-            if stream is not None and not stream.reason:
+            if self._awaited(number):
+                stream = self._streams[number]
                 texts[number] = stream.read()
                 if stream.reason:
                     self.engine.halt(number, stream.seen)
