@@ -28,6 +28,8 @@ Integers = NDArray[np.int64]
 
 # The lowest id on a noise row: 0 is a padding or unknown token in most vocabularies. The highest is the last id.
 NOISE_LOW = 1
+# `numbers`, `places`, `counts` and `most` of a `ReadRows`.
+Reader = tuple[Integers, Integers, Integers, int]
 _MOST_SHAPES = 256
 _MOST_MASKS = 4096
 
@@ -42,11 +44,8 @@ class ReadRows:
 
     __slots__ = ("counts", "most", "numbers", "places", "positions")
 
-    def __init__(self, numbers: Integers, places: Integers, counts: Integers, positions: Integers) -> None:
-        self.numbers = numbers
-        self.places = places
-        self.counts = counts
-        self.most = max(counts.tolist())
+    def __init__(self, reader: Reader, positions: Integers) -> None:
+        self.numbers, self.places, self.counts, self.most = reader
         self.positions = positions
 
     def square(self, values: torch.Tensor, dead: float | None) -> torch.Tensor:
@@ -80,8 +79,8 @@ class Shape:
     """n times bool [T of the request, T of the request]"""
     gated: NDArray[np.bool_] | None
     """[T]; None where no row is"""
-    readers: list[tuple[Integers, Integers, Integers]]
-    """of each operator: `numbers`, `places` and `counts` of its `ReadRows`"""
+    readers: list[Reader]
+    """of each operator"""
 
 
 class Layout:
@@ -115,6 +114,8 @@ class Layout:
         self.at = self._from_kv([segment.at for segment in segments])
         self.slot = self._from_kv([segment.slot for segment in segments])
         self.same_slot = all(segment.at == segment.slot for segment in segments)
+        # The segments whose count is not.
+        self.counted = [index for index, count in enumerate(self.counts) if count is None]
         self.reads_logits = [operator.op != "capture" for operator in plan.operators]
         # The plan's rows that each operator reads.
         self.readers = [self._rows_of(operator.rows) for operator in plan.operators]
@@ -143,15 +144,16 @@ class Layout:
 
     def shape(self, columns: Columns, requests: int) -> Shape:
         """Give the shape of a group, by the counts of its requests."""
-        counts = np.empty((requests, len(self.counts)), np.int64)
-        for index, count in enumerate(self.counts):
-            counts[:, index] = self._count(index, columns) if count is None else count
-        # Few requests repeat the same counts round after round; a plan without rows has no counts to tell them apart.
-        key = (requests, counts.tobytes())
+        counted = {index: self._count(index, columns) for index in self.counted}
+        # Few requests repeat the same counts round after round.
+        key = (requests, b"".join([values.tobytes() for values in counted.values()]))
         found = self._shapes.get(key)
         if found is None:
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
+            counts = np.empty((requests, len(self.counts)), np.int64)
+            for index, count in enumerate(self.counts):
+                counts[:, index] = counted[index] if count is None else count
             found = self._shapes[key] = self._new_shape(counts)
         return found
 
@@ -197,7 +199,9 @@ class Layout:
             [self._mask(own) for own in live],
             gated if gated.any() else None,
             [
-                (np.arange(len(places)), places, rows) if reader is None else _live_rows(live, reader)
+                (np.arange(len(places)), places, rows, max(rows.tolist()))
+                if reader is None
+                else _live_rows(live, reader)
                 for reader in self._parts
             ],
         )
@@ -213,11 +217,12 @@ class Layout:
         return found
 
 
-def _live_rows(live: NDArray[np.bool_], reader: Integers) -> tuple[Integers, Integers, Integers]:
-    """Give the numbers, places and counts of the live rows among those that an operator reads."""
+def _live_rows(live: NDArray[np.bool_], reader: Integers) -> Reader:
+    """Find the live rows among those that an operator reads."""
     alive = live[:, reader]
     places = (np.arange(len(live))[:, None] * live.shape[1] + reader)[alive]
-    return live.reshape(-1).cumsum()[places] - 1, places, alive.sum(1)
+    counts = alive.sum(1)
+    return live.reshape(-1).cumsum()[places] - 1, places, counts, max(counts.tolist())
 
 
 def ancestors(parents: Integers) -> torch.Tensor:
@@ -259,10 +264,12 @@ class Block:
         if layout.tree is not None:
             self._hang(layout.tree)
         predicted = (self.positions + layout.ahead).reshape(-1) if layout.readers else self.positions
-        self.readers = [ReadRows(*reader, predicted[reader[1]]) for reader in self.shape.readers]
+        self.readers = [ReadRows(reader, predicted[reader[1]]) for reader in self.shape.readers]
         # What is read by the operators that read logits.
-        pairs = zip(self.readers, layout.reads_logits, strict=True)
-        self.logit_readers = [rows for rows, reads in pairs if reads]
+        self.logit_readers = self.readers
+        if layout.captures:
+            pairs = zip(self.readers, layout.reads_logits, strict=True)
+            self.logit_readers = [rows for rows, reads in pairs if reads]
         self.ids = self._token_ids()
 
     def _hang(self, name: str) -> None:
@@ -301,7 +308,8 @@ class Block:
 
     def flat(self, values: Integers) -> Integers:
         """Take the live rows out of [n, R], request after request: [T]."""
-        return values.reshape(-1)[self.shape.places]
+        places = self.shape.places
+        return values.reshape(-1) if len(places) == values.size else values.reshape(-1)[places]
 
     def first_slots(self) -> Integers:
         """Give the slot of each request's first live row, or its `kv` where none lives: [n]."""

@@ -70,8 +70,8 @@ class PageAllocator(PageHolders):
         super().__init__(pages, page_size)
         # A heap, so that the lowest page is at hand whatever came back.
         self._free = list(range(pages))
-        # The tables as one array, a line for each request: the first slot of each page, 0 behind the last one.
-        self._starts = np.zeros((_FIRST_LINES, _FIRST_PAGES), np.int64)
+        # The tables as one array, a line for each request: all slots of its pages, 0 behind the last one.
+        self._slots = np.zeros((_FIRST_LINES, _FIRST_PAGES * page_size), np.int64)
         self._lengths = np.zeros(_FIRST_LINES, np.int64)
         self._lines: dict[Hashable, int] = {}
         self._free_lines = list(range(_FIRST_LINES - 1, -1, -1))
@@ -107,7 +107,7 @@ class PageAllocator(PageHolders):
         elif missing < 0:
             self._free_pages(self._leave(table[pages:]))
             del table[pages:]
-            self._starts[self._lines[request], pages:] = 0
+            self._slots[self._lines[request], pages * self.page_size :] = 0
         if missing:
             self._write(request, pages - max(missing, 0), pages)
 
@@ -116,7 +116,7 @@ class PageAllocator(PageHolders):
         self._free_pages(self._leave(self._tables.pop(request, [])))
         line = self._lines.pop(request, None)
         if line is not None:
-            self._starts[line] = self._lengths[line] = 0
+            self._slots[line] = self._lengths[line] = 0
             self._free_lines.append(line)
 
     def slots(self, request: Hashable, start: int, stop: int) -> torch.Tensor:
@@ -135,12 +135,12 @@ class PageAllocator(PageHolders):
         """Map requests' own slots through their block tables; both arrays broadcast to the result's shape."""
         if bool((slots >= self._lengths[lines]).any()):
             raise IndexError("a slot lies behind the pages of its request")
-        return self._starts[lines, slots // self.page_size] + slots % self.page_size
+        return self._slots[lines, slots]
 
     def fronts(self, lines: Integers, lengths: Integers) -> Integers:
         """Name the first slots of requests, [n, at least the longest]; behind a request's own stand any slots."""
         pages = -(-int(lengths.max()) // self.page_size)
-        return (self._starts[lines, :pages, None] + self._offsets).reshape(len(lines), pages * self.page_size)
+        return self._slots[lines, : pages * self.page_size]
 
     def check(self) -> None:
         """Assert that free, cached and held pages are all pages, and that each is counted with all its holders."""
@@ -159,18 +159,18 @@ class PageAllocator(PageHolders):
         line = self._lines.get(request)
         if line is None:
             line = self._lines[request] = self._take_line()
-        if len(table) > self._starts.shape[1]:
-            more = np.zeros(
-                (len(self._starts), max(len(table) - self._starts.shape[1], self._starts.shape[1])), np.int64
-            )
-            self._starts = np.concatenate([self._starts, more], 1)
-        self._starts[line, first:end] = [page * self.page_size for page in table[first:end]]
-        self._lengths[line] = len(table) * self.page_size
+        size, (lines, room) = self.page_size, self._slots.shape
+        if len(table) * size > room:
+            more = np.zeros((lines, max(len(table) * size - room, room)), np.int64)
+            self._slots = np.concatenate([self._slots, more], 1)
+        for index in range(first, end):
+            self._slots[line, index * size : (index + 1) * size] = self._offsets + table[index] * size
+        self._lengths[line] = len(table) * size
 
     def _take_line(self) -> int:
         if not self._free_lines:
             lines = len(self._lengths)
-            self._starts = np.concatenate([self._starts, np.zeros_like(self._starts)])
+            self._slots = np.concatenate([self._slots, np.zeros_like(self._slots)])
             self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
             self._free_lines = list(range(2 * lines - 1, lines - 1, -1))
         return self._free_lines.pop()

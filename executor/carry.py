@@ -131,23 +131,28 @@ class Scope:
     def runs(self, pieces: Sequence[Piece], members: Integers | None) -> Tokens:
         """Read several pieces one after the other for some members, [m, longest]; behind them stands EMPTY."""
         total: int | Integers = 0
-        for piece in pieces:
-            length = _length(self.edges(piece.start, members), self.edges(piece.stop, members))
-            total = total + length
-        return self.gather(
-            pieces, members, total if isinstance(total, int) else max(total.tolist(), default=0)
-        )
+        edges = [(self.edges(piece.start, members), self.edges(piece.stop, members)) for piece in pieces]
+        for start, stop in edges:
+            total = total + _length(start, stop)
+        width = total if isinstance(total, int) else max(total.tolist(), default=0)
+        return self.gather(pieces, members, width, edges)
 
     def tokens(self, piece: Piece, width: int) -> Tokens:
         """Read the first `width` tokens of a piece for all members, [n, width]."""
         return self.gather((piece,), None, width)
 
-    def gather(self, pieces: Sequence[Piece], members: Integers | None, width: int) -> Tokens:
+    def gather(
+        self,
+        pieces: Sequence[Piece],
+        members: Integers | None,
+        width: int,
+        edges: Sequence[tuple[int | Integers, int | Integers]] = (),
+    ) -> Tokens:
         """Read several pieces one after the other for some members -> tokens [m, width].
 
         Behind them stands EMPTY, or MASKED where a piece is the mask, which fills what the others leave; what goes
         beyond the width is left out. A mask is told from text by that and not by the mask's id, which may well stand
-        in a prompt.
+        in a prompt. `edges` are the pieces' bounds where they are known.
         """
         whole = self._whole(pieces[0], members, width) if len(pieces) == 1 else None
         if whole is not None:
@@ -155,12 +160,14 @@ class Scope:
         gathered: Tokens = np.empty((len(self.requests if members is None else members), width), np.int64)
         gathered.fill(EMPTY)
         at: Any = 0  # one number while it is the same for all, else [m]
-        for piece in pieces:
+        for index, piece in enumerate(pieces):
             if piece.name == MASK:
                 np.copyto(gathered, MASKED, where=np.arange(width) >= _upright(at))
                 at = width
                 continue
-            start, stop = self.edges(piece.start, members), self.edges(piece.stop, members)
+            start, stop = (
+                edges[index] if edges else (self.edges(piece.start, members), self.edges(piece.stop, members))
+            )
             source = self._source(piece, members, start, stop)
             length = source.shape[1]
             # An output is as wide as the widest of its launch, which may be less than the most there can be.
@@ -172,8 +179,10 @@ class Scope:
                 gathered[:, at : at + read.shape[1]] = read
             elif length:
                 places = np.arange(width)
-                index = np.minimum(np.maximum(places + _upright(start - at), 0), length - 1)
-                read = source[np.arange(len(source))[:, None], index]
+                read = source
+                if length > 1:
+                    column = np.minimum(np.maximum(places + _upright(start - at), 0), length - 1)
+                    read = source[np.arange(len(source))[:, None], column]
                 np.copyto(gathered, read, where=places >= _upright(at))
             at = at + _length(start, stop)
         if not isinstance(at, int):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +17,16 @@ from fsm_spec.kernels.law import SamplingParams
 
 Tokens = NDArray[np.int64]
 
+T = TypeVar("T")
+
 # Room for tokens beyond the prompt that is made at once; more is made by doubling.
 _ROOM = 256
+
+
+@lru_cache(maxsize=1024)
+def _shared(value: T) -> T:
+    """Give the same object for equal values: requests that ask for the same are then told alike by identity."""
+    return value
 
 
 @dataclass(frozen=True)
@@ -57,9 +67,9 @@ class Request:
     ) -> None:
         self.prompt = len(prompt)
         self.limit = limit
-        self.sampling = sampling or SamplingParams()
+        self.sampling = _shared(sampling or SamplingParams())
         self.seed = seed
-        self.stop_ids = frozenset(stop_ids)
+        self.stop_ids = _shared(frozenset(stop_ids))
         self.controls = controls or Controls()
         self.scores = scores
         self.controlled = scores is not None or not self.controls.neutral
@@ -91,12 +101,13 @@ class Request:
         """Add emitted tokens to the text."""
         if not len(run):
             return
-        end = self.length + len(run)
+        start = self.length
+        end = start + len(run)
         if end > len(self._buffer):
             self._buffer = np.concatenate([self._buffer, np.zeros(max(end, len(self._buffer)), np.int64)])
-        self._buffer[self.length : end] = run
+        self._buffer[start:end] = run
         if self.scores is not None:
-            self.scores.settle(self.length, run)
+            self.scores.settle(start, run)
         self.length = end
 
     def halt(self, emitted: int) -> None:

@@ -32,9 +32,14 @@ class StopText:
         held = self._held + "".join(pieces)
         keep = 0
         for stop in self.stops:
+            if stop[0] not in held:  # most text has nothing of a stop string
+                continue
             if stop in held:
                 return self._end(held) if len(pieces) == 1 else self._push_each(pieces)
             keep = max(keep, _overlap(held, stop))
+        if not keep:
+            self._held = ""
+            return held, len(pieces)
         certain = len(held) - keep
         self._held = held[certain:]
         return held[:certain], len(pieces)

@@ -30,8 +30,12 @@ class StreamDecoder:
     def push(self, token_ids: Sequence[int]) -> list[str]:
         """Take tokens and return the text that each of them makes certain."""
         step, tokenizer = self._stream.step, self._tokenizer
-        pieces = [step(tokenizer, token) or "" for token in token_ids]
         self._ids += token_ids
+        if len(token_ids) == 1:
+            piece = step(tokenizer, token_ids[0]) or ""
+            self._length += len(piece)
+            return [piece]
+        pieces = [step(tokenizer, token) or "" for token in token_ids]
         self._length += sum(map(len, pieces))
         return pieces
 
