@@ -23,8 +23,9 @@ from fsm_spec.executor.device.levels import levels_of
 from fsm_spec.executor.device.mailbox import Mailbox, Newcomer, Taken
 from fsm_spec.executor.device.orders import ChunkOrder, Device, Done, Letter, Order, PhaseOrder
 from fsm_spec.executor.device.pages import DevicePages
-from fsm_spec.executor.device.prefill import Chunks
-from fsm_spec.executor.device.prefill import numbers_of as chunk_numbers
+from fsm_spec.executor.device.phase import Phase
+from fsm_spec.executor.device.pieces import numbers_of as piece_numbers
+from fsm_spec.executor.device.pieces import pieces_of
 from fsm_spec.executor.device.results import Form, Results
 from fsm_spec.executor.device.scores import PROMPT, Scored, ScoreForm
 from fsm_spec.executor.prefix_cache import PrefixCache
@@ -35,6 +36,8 @@ from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import END, WAIT, Table
 
 Numbers = NDArray[np.int64]
+# The request of what is about none.
+NOBODY = -1
 
 
 class DeviceDiverged(FsmSpecError):
@@ -198,17 +201,18 @@ class DeviceRunner:
         phases = tuple(
             PhaseOrder(states, self._wishes(numbers), self._padded(numbers)) for states, numbers in batches
         )
-        orders, riding = self._chunk_orders(chunks)
+        orders, riding = self._chunk_orders(chunks, phases)
         done = self._carry_out(phases, orders)
         outputs: list[tuple[Form | ScoreForm, Numbers, Tensor]] = []
         for (work, packed), numbers in zip(
             done.packed, [*(each for _, each in batches), *riding], strict=True
         ):
-            self.forwards += isinstance(work, Chunks) or (work.height > 0 and work.drafter is None)
+            self.forwards += isinstance(work, Phase) and work.runs_target
             outputs += [
                 (form, numbers, part[: len(numbers)].flatten())
                 for form, part in zip(work.results, packed, strict=True)
             ]
+        self.forwards += sum(order.rides is None for order in orders)
         taken, self._taken = self._taken, []
         told = [*(pages for _, pages in taken), *(packed for _, _, packed in outputs)]
         if not told:
@@ -233,24 +237,48 @@ class DeviceRunner:
     def _wishes(self, numbers: Numbers) -> Wishes:
         return wishes_of([self.requests[number] for number in numbers.tolist()])
 
-    def _chunk_orders(self, chunks: Sequence[Chunk]) -> tuple[tuple[ChunkOrder, ...], list[Numbers]]:
-        """Part prefill chunks by the rows in which they run -> orders, and the requests of each.
+    def _chunk_orders(
+        self, chunks: Sequence[Chunk], phases: Sequence[PhaseOrder]
+    ) -> tuple[tuple[ChunkOrder, ...], list[Numbers]]:
+        """Cut prefill chunks into pieces -> orders, and the request of each piece that ends a chunk, NOBODY of others.
 
-        Prompts that are scored run alone.
+        They ride with the first phase that can carry them. Prompts that are scored run alone, in one piece each.
         """
-        together: dict[tuple[int, int | None], list[Chunk]] = {}
+        plain, orders, riding = [], [], []
         for chunk in chunks:
             scores = self.requests[chunk.request].scores
-            alone = chunk.request if scores is not None and scores.wants_prompt else None
-            together.setdefault((self.prefill.rows_of(chunk), alone), []).append(chunk)
-        orders, riding = [], []
-        for (rows, alone), some in together.items():
-            numbers = np.array([chunk.request for chunk in some], np.int64)
-            lines = ((self._lines[chunk.request], chunk) for chunk in some)
-            given = chunk_numbers(lines, self.graphs.bucket(len(some)), self.state.padding)
-            orders.append(ChunkOrder(rows, self._wishes(numbers), alone is not None, given))
+            if scores is None or not scores.wants_prompt:
+                plain.append(chunk)
+                continue
+            order, numbers = self._pieces([chunk], self.prefill.alone(chunk), None, prompt=True)
+            orders.append(order)
             riding.append(numbers)
+        if plain:
+            order, numbers = self._pieces(plain, self.prefill.piece_rows, self._carrier(phases), prompt=False)
+            orders.insert(0, order)
+            riding.insert(0, numbers)
         return tuple(orders), riding
+
+    def _carrier(self, phases: Sequence[PhaseOrder]) -> int | None:
+        """Number the first phase in whose forward chunks may run."""
+        for number, each in enumerate(phases):
+            if self.device.carries(self.device.phase(self.table, each.states, each.wishes)):
+                return number
+        return None
+
+    def _pieces(
+        self, chunks: Sequence[Chunk], rows: int, rides: int | None, *, prompt: bool
+    ) -> tuple[ChunkOrder, Numbers]:
+        """Order chunks in pieces of so many rows -> the order, and the requests of its pieces."""
+        unit = self.table.prefill_block
+        pieces, numbers = [], []
+        for chunk in chunks:
+            own = pieces_of(chunk, self._lines[chunk.request], rows, unit)
+            pieces += own
+            numbers += [NOBODY] * (len(own) - 1) + [chunk.request]
+        wishes = self._wishes(np.array([chunk.request for chunk in chunks], np.int64))
+        given = piece_numbers(pieces, self.state.padding)
+        return ChunkOrder(rows, wishes, prompt, given, rides), np.array(numbers, np.int64)
 
     def receive(self, ticket: Ticket) -> Iterator[Results]:
         """Wait for a launch, and give the results of its events in order, without requests that were dead.
