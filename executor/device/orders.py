@@ -130,11 +130,12 @@ class Device:
                 chunks.append((work, self._ran(work, given.view(-1, PIECE_NUMBERS))))
                 continue
             packed = self._ran(work, given)
-            if isinstance(work, Mixed):
-                own = len(work.phase.results)
-                chunks.insert(0, (work.chunks, packed[own:]))
-                work, packed = work.phase, packed[:own]
-            phases.append((work, packed))
+            if isinstance(work, Phase):
+                phases.append((work, packed))
+                continue
+            own = len(work.phase.results)
+            phases.append((work.phase, packed[:own]))
+            chunks.insert(0, (work.chunks, packed[own:]))
         return Done(taken, [*phases, *chunks])
 
     def _works(self, order: Order) -> list[tuple[Phase | Mixed | Chunks, Numbers]]:

@@ -57,7 +57,7 @@ class Prefill:
         return -(-PIECE_ROWS // unit) * unit
 
     def alone(self, chunk: Chunk) -> int:
-        """Give the rows that hold a chunk in one piece: a block that it begins in the middle of is run from its start."""
+        """Give the rows that hold a chunk in one piece, with the block in whose middle it may begin."""
         return row_bucket(chunk.start % self.table.prefill_block + chunk.tokens)
 
     def chunks(self, rows: int, wishes: Wishes = NO_WISHES, *, prompt: bool = False) -> Chunks:

@@ -260,7 +260,7 @@ class DeviceRunner:
         return tuple(orders), riding
 
     def _carrier(self, phases: Sequence[PhaseOrder]) -> int | None:
-        """Number the first phase in whose forward chunks may run."""
+        """Find the number of the first phase in whose forward chunks may run."""
         for number, each in enumerate(phases):
             if self.device.carries(self.device.phase(self.table, each.states, each.wishes)):
                 return number

@@ -137,7 +137,7 @@ def test_rows_of_chunks_are_of_few_sizes() -> None:
     ("start", "tokens", "unit"), [(0, 1, 1), (7, 70, 1), (5, 27, 8), (5, 28, 8), (13, 99, 8)]
 )
 def test_pieces_hold_a_chunk_once(start: int, tokens: int, unit: int) -> None:
-    """Each token is of one piece, pieces begin where a block does but for the first, and the last one ends the chunk."""
+    """Each token is of one piece, all but the first begin where a block does, and the last one ends the chunk."""
     rows = 32
     pieces = pieces_of(Chunk(0, start, tokens, last=True), 4, rows, unit)
     assert list(range(start, start + tokens)) == [
