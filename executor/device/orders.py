@@ -6,14 +6,18 @@ states of their own, and come to the same (`executor/tensor_parallel.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fsm_spec.executor.block import Layout
 from fsm_spec.executor.device.control import NO_WISHES, Wishes
+from fsm_spec.executor.device.grammars import Masks
 from fsm_spec.executor.device.graphs import Graphs, Progress, buckets
 from fsm_spec.executor.device.levels import levels_of
 from fsm_spec.executor.device.mailbox import Opening, row_width
@@ -70,6 +74,7 @@ class Order:
     letter: Letter
     phases: tuple[PhaseOrder, ...]
     chunks: tuple[ChunkOrder, ...]
+    masks: Masks | None = None
 
 
 @dataclass(frozen=True)
@@ -120,10 +125,15 @@ class Device:
         """Carry out an order; nothing here waits."""
         letter, prefill = order.letter, self.prefills[order.digest]
         works = self._works(order)
-        arrays = [*letter.parts, *(given for _, given in works)]
+        masks = [] if order.masks is None else [order.masks.lines, order.masks.words.reshape(-1)]
+        arrays = [*letter.parts, *(given for _, given in works), *masks]
         sent = self.machine.place.upload(np.concatenate(arrays))
         pieces = list(sent.split([len(array) for array in arrays]))
         taken = self._open(letter, pieces, prefill)
+        if order.masks is not None:
+            self.state.hold_masks(self.mask_rows)
+            self.state.allow(pieces[-2], pieces[-1].view(order.masks.words.shape))
+            del pieces[-2:]
         phases, chunks = [], []
         for (work, _), given in zip(works, pieces[len(letter.parts) :], strict=True):
             if isinstance(work, Chunks):
@@ -154,6 +164,23 @@ class Device:
             mixed = Mixed(phase, chunks, len(numbers))
             works[each.rides] = mixed, np.concatenate([lines, numbers.reshape(-1)])
         return works
+
+    @cached_property
+    def mask_rows(self) -> int:
+        """Count the rows of a launch that masks of grammars may stand for, at most."""
+        plans = [(table, plan) for table in self.tables.values() for plan in table.forwards.values()]
+        return max(1, *(sum(map(len, Layout(table, plan).readers)) for table, plan in plans))
+
+    def peek(self, table: Table, phases: Sequence[PhaseOrder]) -> list[list[Numbers]]:
+        """Tell, by phase and state, what stands in front of the tokens that rows would predict; waits for it."""
+        found = []
+        for each in phases:
+            phase = self.phase(table, each.states, each.wishes)
+            told = phase.peek(self.machine.place.upload(each.lines))
+            numbers = self.machine.place.download(torch.cat(told, 1))()
+            widths = np.cumsum([part.shape[1] for part in told])[:-1]
+            found.append(list(np.split(numbers, widths, axis=1)))
+        return found
 
     def carries(self, phase: Phase) -> bool:
         """Tell whether chunks may run in a phase's forward: it runs the target, on no weights of its own."""

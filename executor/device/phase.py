@@ -18,6 +18,7 @@ from torch.nn import functional
 from fsm_spec.executor.block import Layout
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.device.control import NO_WISHES, Wishes, tokens_ahead
+from fsm_spec.executor.device.grammars import Asked, asking
 from fsm_spec.executor.device.operators import Ran, run_operators
 from fsm_spec.executor.device.place import Place
 from fsm_spec.executor.device.results import Form, pack
@@ -106,6 +107,10 @@ class Phase:
         self.gated = any(layout.gated.any() for layout in layouts)
         self.runs_target = self.drafter is None and self.height > 0
         self.captures = bool(machine.capture) and any(layout.captures for layout in layouts)
+        self.asked = [
+            Asked(layout.plan, layout.readers, member.form.masked)
+            for layout, member in zip(layouts, self.members, strict=True)
+        ]
         self.results: list[Form | ScoreForm] = []
         for member in self.members:
             self.results += [member.results] if member.scores is None else [member.scores, member.results]
@@ -157,6 +162,19 @@ class Phase:
             parts.append(Laid(member, scope, alive, rows))
         return parts
 
+    def peek(self, lines: Tensor) -> list[Tensor]:
+        """Tell, by state, the tokens in front of those that rows predict, as `grammars.py` reads it; nothing moves."""
+        found = []
+        for part in self.lay(lines):
+            form, rows = part.member.form, part.rows
+            told = [part.alive.unsqueeze(1)]
+            for operator in asking(form.plan):
+                own = form.readers[operator]
+                told += [rows.live[:, own], rows.positions[:, own] + form.ahead[own]]
+                told.append(tokens_ahead(form, rows, part.scope, own).flatten(1))
+            found.append(torch.cat([each.long() for each in told], 1))
+        return found
+
     def finish(self, parts: Sequence[Laid], logits: Tensor, hidden: Tensor | None) -> list[Tensor]:
         """Run the operators and the events behind a forward: logits [n, wanted, V], hidden states [n, R, width]."""
         packed = []
@@ -164,9 +182,7 @@ class Phase:
             member = part.member
             drafter = None if self.drafter is None else self.drafter.model
             read = partial(self._read, member, logits)
-            ran = Ran(
-                member.form, part.rows, part.scope, part.alive, read, hidden, drafter, self.wishes.adjusts
-            )
+            ran = Ran(member.form, part.rows, part.scope, part.alive, read, hidden, drafter, self.wishes)
             args = run_operators(ran)
             if member.scores is not None:
                 packed.append(self._scored(part, member.scores, logits))

@@ -177,7 +177,7 @@ class Chunks:
 
     def _sample(self, scope: DeviceScope, logits: Tensor, positions: Tensor) -> list[Tensor]:
         """Sample the token behind each text by logits [n, 1, V] -> its scores, where they are wanted."""
-        law = shaped_first(scope, logits, positions) if self.wishes.adjusts else logits
+        law = shaped_first(scope, logits, positions, self.wishes) if self.wishes.adjusts else logits
         sampling = self.machine.state.sampling_of(scope.lines)
         token, _ = FIXED_OPERATORS["sample"](law, sampling, positions, Purpose.TARGET, "law")
         scope.outputs[NEXT] = token

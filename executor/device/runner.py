@@ -18,6 +18,7 @@ from torch import Tensor
 from fsm_spec import life_cycle, prefix_cache
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.executor.device.control import Wishes, numbers_of, refuse, wishes_of
+from fsm_spec.executor.device.grammars import Masks, MaskTable
 from fsm_spec.executor.device.graphs import Progress
 from fsm_spec.executor.device.levels import levels_of
 from fsm_spec.executor.device.mailbox import Mailbox, Newcomer, Taken
@@ -26,6 +27,7 @@ from fsm_spec.executor.device.pages import DevicePages
 from fsm_spec.executor.device.phase import Phase
 from fsm_spec.executor.device.pieces import numbers_of as piece_numbers
 from fsm_spec.executor.device.pieces import pieces_of
+from fsm_spec.executor.device.place import require_bytes
 from fsm_spec.executor.device.results import Form, Results
 from fsm_spec.executor.device.scores import PROMPT, Scored, ScoreForm
 from fsm_spec.executor.prefix_cache import PrefixCache
@@ -120,6 +122,11 @@ class DeviceRunner:
         Raises UserError for one that asks for what the device cannot hold.
         """
         refuse(request, self.table)
+        if request.controls.grammar is not None and self.state.allowed is None:
+            needed = self.state.mask_bytes(self.device.mask_rows)
+            require_bytes(
+                self.machine.place, needed, "a grammar's masks", "leave the grammar out, or let fewer run"
+            )
         self.requests[number] = request
 
     def resize(self, request: int, pages: int) -> None:
@@ -202,7 +209,8 @@ class DeviceRunner:
             PhaseOrder(states, self._wishes(numbers), self._padded(numbers)) for states, numbers in batches
         )
         orders, riding = self._chunk_orders(chunks, phases)
-        done = self._carry_out(phases, orders)
+        masks = self._masks(phases, batches, chunks)
+        done = self._carry_out(phases, orders, masks)
         outputs: list[tuple[Form | ScoreForm, Numbers, Tensor]] = []
         for (work, packed), numbers in zip(
             done.packed, [*(each for _, each in batches), *riding], strict=True
@@ -222,10 +230,61 @@ class DeviceRunner:
         parts = [(form, numbers, packed.numel()) for form, numbers, packed in outputs]
         return Ticket(parts, wait, [each for each, _ in taken])
 
-    def _carry_out(self, phases: tuple[PhaseOrder, ...] = (), chunks: tuple[ChunkOrder, ...] = ()) -> Done:
+    def _masks(
+        self,
+        phases: tuple[PhaseOrder, ...],
+        batches: Sequence[tuple[tuple[str, ...], Numbers]],
+        chunks: Sequence[Chunk],
+    ) -> Masks | None:
+        """Ask the device what rows see, where a request follows a grammar, and tell which tokens these may give."""
+        followed = {number for _, numbers in batches for number in numbers.tolist() if self._follows(number)}
+        first = [chunk.request for chunk in chunks if chunk.last and self._follows(chunk.request)]
+        if not followed and not first and not any(self._follows(chunk.request) for chunk in chunks):
+            return None
+        table = MaskTable(self.machine.vocabulary, self.device.mask_rows, self.machine.mask_id)
+        for number in first:
+            request = self.requests[number]
+            table.allow(self._lines[number], request, 0, request.length, [], draft=False)
+        if followed:
+            # What the host has decided comes first: columns and carries of newcomers.
+            self._carry_out()
+            for number, row, position, ahead, draft in self._seen(phases, batches, followed):
+                table.allow(self._lines[number], self.requests[number], row, position, ahead, draft=draft)
+        return table.masks()
+
+    def _follows(self, number: int) -> bool:
+        return self.requests[number].controls.grammar is not None
+
+    @property
+    def follows(self) -> bool:
+        """Tell whether a request that waits or runs has a grammar: the host has to see each round before the next."""
+        return any(each.controls.grammar is not None for each in self.requests.values())
+
+    def _seen(
+        self,
+        phases: tuple[PhaseOrder, ...],
+        batches: Sequence[tuple[tuple[str, ...], Numbers]],
+        followed: set[int],
+    ) -> Iterator[tuple[int, int, int, list[int], bool]]:
+        """Wait for what the device tells of rows -> request, mask, position, the tokens in front, and if it drafts."""
+        with torch.inference_mode():
+            told = self.device.peek(self.table, phases)
+        for order, (_, numbers), parts in zip(phases, batches, told, strict=True):
+            phase = self.device.phase(self.table, order.states, order.wishes)
+            for asked, part in zip(phase.asked, parts, strict=True):
+                for number, line in zip(numbers.tolist(), part, strict=False):
+                    if number in followed:
+                        yield from ((number, *row) for row in asked.rows(line))
+
+    def _carry_out(
+        self,
+        phases: tuple[PhaseOrder, ...] = (),
+        chunks: tuple[ChunkOrder, ...] = (),
+        masks: Masks | None = None,
+    ) -> Done:
         """Put what waits in the mailbox and work into an order, and let all processes carry it out."""
         letter, taken = self._letter()
-        order = Order(self.table.digest, letter, phases, chunks)
+        order = Order(self.table.digest, letter, phases, chunks, masks)
         if self._tell is not None:
             self._tell(order)
         with torch.inference_mode():

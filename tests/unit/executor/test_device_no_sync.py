@@ -88,9 +88,15 @@ def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch)
         for phase in runner.device.phases():
             packed = phase(lines)
             assert [LINES] * len(packed) == [len(each) for each in packed]
-        asked = Wishes(adjusts=True, scores=reads_in_order(table))
+        asked = Wishes(adjusts=True, scores=reads_in_order(table), follows=True)
+        runner.state.hold_masks(runner.device.mask_rows)
+        runner.state.allow(
+            lines, torch.empty(LINES, runner.device.mask_rows, 1, dtype=torch.int64, device="cuda")
+        )
         for phase in runner.device.phases(asked):
-            assert {LINES} == {len(each) for each in phase(lines)}
+            assert (
+                {LINES} == {len(each) for each in phase(lines)} == {len(each) for each in phase.peek(lines)}
+            )
         for work in (runner.prefill.chunks(4), runner.prefill.chunks(6, asked, prompt=asked.scores)):
             assert {LINES} == {len(each) for each in work(work.blank(LINES))}
         carrying = [phase for phase in runner.device.phases(asked) if runner.device.carries(phase)]
