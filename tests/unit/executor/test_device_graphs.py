@@ -117,6 +117,19 @@ def test_each_phase_and_size_has_a_graph_of_its_own(model: Transformer) -> None:
     )
 
 
+@pytest.mark.parametrize(("spec", "state", "launches"), [("uno_adaptive", "verify", 1), ("isd", "verify", 2)])
+def test_rows_that_emit_alike_take_one_launch(
+    spec: str, state: str, launches: int, model: Transformer
+) -> None:
+    """Where rows emit different tokens, which one is taken has to be known before a stop token is looked for."""
+    _, runner = session_of(spec, model, Resident(CpuPlace()))
+    phase = next(each for each in runner.device.phases() if each.states == (state,))
+    tape = Tape()
+    with torch.inference_mode():
+        tape.record(lambda: phase(phase.blank(1)))
+    assert launches == sum(func.name() == "fsm_spec::table_step" for func, *_ in tape._steps)
+
+
 def test_capture_changes_nothing(model: Transformer) -> None:
     """Graphs are captured on lines that are nobody's, while others may live."""
     session, runner = session_of("isd", model, Resident(CpuPlace(graphs=True)))
