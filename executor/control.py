@@ -58,9 +58,9 @@ def shape_block(
                     request.scores.see(position, tuple(ahead), logits[index])
                 if not request.controls.neutral:
                     shaped = shaped.clone() if shaped is logits else shaped
-                    allowed = _allowed(request, ahead, position, shaped.shape[1], complete=complete)
-                    if draft and allowed is not None and not _can_draft(allowed, mask_id):
-                        allowed = None
+                    allowed = allowed_at(
+                        request, ahead, position, shaped.shape[1], mask_id if draft else None
+                    )
                     _adjust(shaped[index], request, ahead, allowed)
         at += count
         first += int(block.shape.counts[member])
@@ -77,7 +77,7 @@ def shape_first(requests: Sequence[Request], logits: torch.Tensor) -> torch.Tens
             request.scores.see(request.length, (), logits[index])
         if not request.controls.neutral:
             shaped = shaped.clone() if shaped is logits else shaped
-            allowed = _allowed(request, [], request.length, shaped.shape[1], complete=True)
+            allowed = allowed_at(request, [], request.length, shaped.shape[1])
             _adjust(shaped[index], request, [], allowed)
     return shaped
 
@@ -94,13 +94,17 @@ def _ahead(block: Block, member: int, row: int, length: int, position: int) -> l
     return ahead
 
 
-def _allowed(
-    request: Request, ahead: list[int], position: int, vocabulary: int, *, complete: bool
+def allowed_at(
+    request: Request, ahead: list[int], position: int, vocabulary: int, undrafted: int | None = None
 ) -> torch.Tensor | None:
-    """Tell which tokens may stand at a position, bool [V]; None where all may, or where it does not matter."""
+    """Tell which tokens may stand at a position, bool [V]; None where all may, or where it does not matter.
+
+    `ahead` are the tokens between the text and the position, as far as they are known. `undrafted` is the token that
+    cannot be drafted, where a draft is asked for: one that would leave no other is asked of nobody.
+    """
     controls = request.controls
     allowed = None
-    if controls.grammar is not None and complete:
+    if controls.grammar is not None and request.length + len(ahead) == position:
         allowed = controls.grammar.allowed(request.text[request.prompt :], ahead)
     if position - request.prompt < controls.min_tokens and request.stop_ids:
         if allowed is None:
@@ -109,6 +113,8 @@ def _allowed(
         if bool(allowed.sum() > allowed[stops].sum()):
             # A grammar that is complete leaves nothing but the end: then the text ends early.
             allowed[stops] = False
+    if undrafted is not None and allowed is not None and not _can_draft(allowed, undrafted):
+        return None
     return allowed
 
 

@@ -20,7 +20,7 @@ from fsm_spec.executor.drafting import DraftModel
 from fsm_spec.executor.logprobs import Scores
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.drafter import Drafter
-from fsm_spec.executor.models.rows import FixedRows, RowBatch
+from fsm_spec.executor.models.rows import ForwardRows
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.operators import Operators
 from fsm_spec.executor.page_holders import PageHolders
@@ -55,12 +55,12 @@ class CausalModel(Protocol):
     config: ModelConfig
     dtype: torch.dtype
 
-    def forward(self, rows: RowBatch | FixedRows, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
+    def forward(self, rows: ForwardRows, cache: Any) -> torch.Tensor:  # noqa: ANN401 -- the model's own kind of cache
         """Run rows, write their KV to their slots, and give logits [rows wanted, vocabulary]."""
 
     def forward_captured(
         self,
-        rows: RowBatch | FixedRows,
+        rows: ForwardRows,
         cache: Any,  # noqa: ANN401 -- the model's own kind of cache
         capture: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -38,7 +38,7 @@ from fsm_spec.executor.adapter import bundled_adapter, load_adapter, refuse_adap
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.models.config import read_config, read_names
 from fsm_spec.executor.models.load import LoadedModel, SafetensorsFolder, folder_of
-from fsm_spec.executor.models.rows import FixedRows, RowBatch
+from fsm_spec.executor.models.rows import ForwardRows, RowBatch
 from fsm_spec.executor.models.split import Split, SplitWeights
 from fsm_spec.executor.models.store import Progress, silent
 from fsm_spec.executor.models.transformer import Transformer
@@ -189,23 +189,23 @@ class Leader(Transformer):
     group: Group
 
     @torch.inference_mode()
-    def forward(self, rows: RowBatch | FixedRows, cache: PagedCache) -> torch.Tensor:
+    def forward(self, rows: ForwardRows, cache: PagedCache) -> torch.Tensor:
         """Run T rows as `Transformer.forward` does; raises UserError where another process is gone."""
         with self._together(rows, cache):
             return super().forward(rows, cache)
 
     @torch.inference_mode()
     def forward_captured(
-        self, rows: RowBatch | FixedRows, cache: PagedCache, capture: Sequence[int]
+        self, rows: ForwardRows, cache: PagedCache, capture: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run T rows as `Transformer.forward_captured` does; raises UserError where another process is gone."""
         with self._together(rows, cache):
             return super().forward_captured(rows, cache, capture)
 
     @contextmanager
-    def _together(self, rows: RowBatch | FixedRows, cache: PagedCache) -> Iterator[None]:
+    def _together(self, rows: ForwardRows, cache: PagedCache) -> Iterator[None]:
         with self.group.watched():
-            if isinstance(rows, FixedRows):
+            if not isinstance(rows, RowBatch):
                 # An order is told as a whole (`Group.live`).
                 yield
                 return

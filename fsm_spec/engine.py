@@ -64,6 +64,16 @@ class Iteration:
                     totals[request] = totals.get(request, 0) + count
         return totals
 
+    def followed_by(self, other: Iteration) -> Iteration:
+        """Report two as one."""
+        return Iteration(
+            self.launches + other.launches,
+            self.finished + other.finished,
+            self.preempted + other.preempted,
+            self.admitted + other.admitted,
+            self.runs + other.runs,
+        )
+
     @property
     def idle(self) -> bool:
         """Tell whether nothing moved: with work left, that is a deadlock of the policy."""

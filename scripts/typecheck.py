@@ -36,7 +36,10 @@ def link_tree(folders: dict[str, str]) -> dict[str, str]:
             target.mkdir(parents=True, exist_ok=True)
             entries = [entry for entry in (PROJECT / folder).iterdir() if entry.name != "__pycache__"]
             for stale in (
-                {path.name for path in target.iterdir()} - {path.name for path in entries} - {*inner}
+                # Running from the tree leaves compiled files of its own there.
+                {path.name for path in target.iterdir() if path.name != "__pycache__"}
+                - {path.name for path in entries}
+                - {*inner}
             ):
                 (target / stale).unlink(missing_ok=True)
             for entry in entries:

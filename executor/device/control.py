@@ -22,20 +22,22 @@ from fsm_spec.executor.device.state import BIAS_IDS, STOP_IDS
 from fsm_spec.executor.logprobs import MOST_TOP
 from fsm_spec.executor.request import Request
 from fsm_spec.kernels.fixed.adjust import Texts, adjust
+from fsm_spec.kernels.fixed.attention import unpack_mask
 from fsm_spec.table import Table
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Say what a phase does for its requests beyond decoding: adjust their logits, score their tokens."""
+    """Say what a phase does for its requests beyond decoding: adjust logits, score tokens, follow grammars."""
 
     adjusts: bool = False
     scores: bool = False
+    follows: bool = False
 
     @property
     def name(self) -> str:
         """Name them in the keys of graphs."""
-        return " ".join(name for name in ("adjusts", "scores") if getattr(self, name))
+        return " ".join(name for name in ("adjusts", "scores", "follows") if getattr(self, name))
 
 
 NO_WISHES = Wishes()
@@ -46,6 +48,7 @@ def wishes_of(requests: list[Request]) -> Wishes:
     return Wishes(
         any(not request.controls.neutral for request in requests),
         any(request.scores is not None for request in requests),
+        any(request.controls.grammar is not None for request in requests),
     )
 
 
@@ -60,11 +63,6 @@ def refuse(request: Request, table: Table) -> None:
         raise UserError(
             f"a request has a bias for {len(request.controls.adjustment.bias)} tokens, and the resident runner holds "
             f"{BIAS_IDS}; give fewer, or run without --resident"
-        )
-    if request.controls.grammar is not None:
-        raise UserError(
-            "a grammar is followed by the host between two forwards, and the resident runner runs without it; "
-            "run without --resident, or drop the grammar"
         )
     if request.scores is not None:
         if request.scores.top > MOST_TOP:
@@ -87,7 +85,9 @@ def numbers_of(request: Request, vocabulary: int, mask_id: int) -> NDArray[np.in
     if given.bias:
         ids[: len(given.bias)], values[: len(given.bias)] = zip(*given.bias, strict=True)
     # A vocabulary of nothing but stop tokens leaves no other token to take.
-    least = controls.min_tokens if len({*request.stop_ids, mask_id}) < vocabulary else 0
+    # The masks of a grammar hold it too: one that is complete may end the text before.
+    least = 0 if controls.grammar is not None else controls.min_tokens
+    least = least if len({*request.stop_ids, mask_id}) < vocabulary else 0
     reals = np.array([given.presence, given.frequency, given.repetition], np.float64)
     return np.concatenate([reals.view(np.int64), [least], ids, values.view(np.int64)])
 
@@ -116,16 +116,29 @@ def tokens_ahead(form: RowForm, rows: Rows, scope: DeviceScope, own: Tensor) -> 
     return torch.where(known, ids, -1)
 
 
-def shaped(form: RowForm, rows: Rows, scope: DeviceScope, own: Tensor, logits: Tensor) -> Tensor:
-    """Give logits [n, r, V] of rows `own` int64 [r] of the plan as their requests want them."""
+def shaped(
+    form: RowForm, operator: int, rows: Rows, scope: DeviceScope, logits: Tensor, wishes: Wishes
+) -> Tensor:
+    """Give logits [n, r, V] of the rows that an operator reads as their requests want them."""
+    own = form.readers[operator]
     predicted = rows.positions[:, own] + form.ahead[own]
-    return _adjusted(scope, logits, tokens_ahead(form, rows, scope, own), predicted)
+    adjusted = _adjusted(scope, logits, tokens_ahead(form, rows, scope, own), predicted)
+    return _followed(scope, adjusted, form.masked[operator]) if wishes.follows else adjusted
 
 
-def shaped_first(scope: DeviceScope, logits: Tensor, positions: Tensor) -> Tensor:
+def shaped_first(scope: DeviceScope, logits: Tensor, positions: Tensor, wishes: Wishes) -> Tensor:
     """Give logits [n, 1, V] behind prefills as their requests want them; `positions` [n, 1] are those predicted."""
     none = torch.full((*positions.shape, 1), -1, dtype=torch.int64, device=positions.device)
-    return _adjusted(scope, logits, none, positions)
+    adjusted = _adjusted(scope, logits, none, positions)
+    return _followed(scope, adjusted, 0) if wishes.follows else adjusted
+
+
+def _followed(scope: DeviceScope, logits: Tensor, first: int) -> Tensor:
+    """Leave logits [n, r, V] to the tokens that the masks from number `first` on allow."""
+    held = scope.state.allowed
+    assert held is not None, "the host has told what grammars allow"
+    words = held[:, first : first + logits.shape[1]].index_select(0, scope.lines)
+    return logits.masked_fill(~unpack_mask(words, logits.shape[2]), -torch.inf)
 
 
 def _adjusted(scope: DeviceScope, logits: Tensor, ahead: Tensor, positions: Tensor) -> Tensor:

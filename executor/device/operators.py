@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsm_spec.executor.device.control import shaped
+from fsm_spec.executor.device.control import NO_WISHES, Wishes, shaped
 from fsm_spec.executor.device.rows import RowForm, Rows
 from fsm_spec.executor.device.scope import DeviceScope
 from fsm_spec.kernels.fixed.budget import grant, share
@@ -49,7 +49,7 @@ class Ran:
     """Hold the rows of one state after their forward.
 
     `logits(i)` gives [n, r, V] of the rows that operator i reads, `hidden` [n, R, width] are the states of all rows,
-    `drafter` is the draft model that ran them, of any kind. With `adjusts` logits are shaped as requests want them.
+    `drafter` is the draft model that ran them, of any kind. Logits are shaped as `wishes` says.
     """
 
     form: RowForm
@@ -59,7 +59,7 @@ class Ran:
     logits: Callable[[int], Tensor]
     hidden: Tensor | None
     drafter: Any
-    adjusts: bool = False
+    wishes: Wishes = NO_WISHES
 
 
 def run_operators(ran: Ran) -> dict[str, Tensor]:
@@ -96,8 +96,8 @@ def _given(index: int, plan: OperatorPlan, ran: Ran, sampling: SamplingColumns) 
             return Given(scope, sampling, states, positions, counts)
         first = form.first_ids(index, rows)
     logits = ran.logits(index)
-    if ran.adjusts:
-        logits = shaped(form, rows, scope, own, logits)
+    if ran.wishes.adjusts:
+        logits = shaped(form, index, rows, scope, logits, ran.wishes)
     values, positions, counts = form.read_by(index, rows, logits, own)
     return Given(scope, sampling, values, positions, counts, first, states, ran.drafter)
 

@@ -6,19 +6,25 @@ states of their own, and come to the same (`executor/tensor_parallel.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fsm_spec.executor.block import Layout
 from fsm_spec.executor.device.control import NO_WISHES, Wishes
+from fsm_spec.executor.device.grammars import Masks
 from fsm_spec.executor.device.graphs import Graphs, Progress, buckets
 from fsm_spec.executor.device.levels import levels_of
 from fsm_spec.executor.device.mailbox import Opening, row_width
+from fsm_spec.executor.device.mixed import Mixed
 from fsm_spec.executor.device.phase import Machine, Phase
-from fsm_spec.executor.device.prefill import CHUNK_NUMBERS, Chunks, Prefill
+from fsm_spec.executor.device.pieces import PIECE_NUMBERS
+from fsm_spec.executor.device.prefill import Chunks, Prefill
 from fsm_spec.table import Table
 from fsm_spec.tiers import Tiers
 
@@ -50,12 +56,14 @@ class PhaseOrder:
 
 @dataclass(frozen=True)
 class ChunkOrder:
-    """Name prefill chunks that run together, by the numbers of `prefill.py:numbers_of`."""
+    """Name pieces of prefill chunks that run together, by the numbers of `pieces.py:numbers_of`."""
 
     rows: int
     wishes: Wishes
     prompt: bool
     numbers: Numbers
+    rides: int | None
+    """the phase of the order in whose forward they run; None for one of their own"""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,7 @@ class Order:
     letter: Letter
     phases: tuple[PhaseOrder, ...]
     chunks: tuple[ChunkOrder, ...]
+    masks: Masks | None = None
 
 
 @dataclass(frozen=True)
@@ -114,24 +123,73 @@ class Device:
 
     def run(self, order: Order) -> Done:
         """Carry out an order; nothing here waits."""
-        letter, table, prefill = order.letter, self.tables[order.digest], self.prefills[order.digest]
-        arrays = [*letter.parts, *(each.lines for each in order.phases)]
-        arrays += [each.numbers.reshape(-1) for each in order.chunks]
+        letter, prefill = order.letter, self.prefills[order.digest]
+        works = self._works(order)
+        masks = [] if order.masks is None else [order.masks.lines, order.masks.words.reshape(-1)]
+        arrays = [*letter.parts, *(given for _, given in works), *masks]
         sent = self.machine.place.upload(np.concatenate(arrays))
         pieces = list(sent.split([len(array) for array in arrays]))
         taken = self._open(letter, pieces, prefill)
-        given = iter(pieces[len(letter.parts) :])
-        works: list[tuple[Phase | Chunks, Tensor]] = [
-            (self.phase(table, each.states, each.wishes), next(given)) for each in order.phases
-        ]
-        for chunks in order.chunks:
-            work = prefill.chunks(chunks.rows, chunks.wishes, prompt=chunks.prompt)
-            works.append((work, next(given).view(-1, CHUNK_NUMBERS)))
-        return Done(taken, [self._ran(*work) for work in works])
+        if order.masks is not None:
+            self.state.hold_masks(self.mask_rows)
+            self.state.allow(pieces[-2], pieces[-1].view(order.masks.words.shape))
+            del pieces[-2:]
+        phases, chunks = [], []
+        for (work, _), given in zip(works, pieces[len(letter.parts) :], strict=True):
+            if isinstance(work, Chunks):
+                chunks.append((work, self._ran(work, given.view(-1, PIECE_NUMBERS))))
+                continue
+            packed = self._ran(work, given)
+            if isinstance(work, Phase):
+                phases.append((work, packed))
+                continue
+            own = len(work.phase.results)
+            phases.append((work.phase, packed[:own]))
+            chunks.insert(0, (work.chunks, packed[own:]))
+        return Done(taken, [*phases, *chunks])
 
-    def _ran(self, work: Phase | Chunks, given: Tensor) -> tuple[Phase | Chunks, list[Tensor]]:
+    def _works(self, order: Order) -> list[tuple[Phase | Mixed | Chunks, Numbers]]:
+        """Give the work of an order, with the numbers that each reads: phases, then chunks that ride with none."""
+        table, prefill = self.tables[order.digest], self.prefills[order.digest]
+        works: list[tuple[Phase | Mixed | Chunks, Numbers]] = [
+            (self.phase(table, each.states, each.wishes), each.lines) for each in order.phases
+        ]
+        for each in order.chunks:
+            chunks, numbers = prefill.chunks(each.rows, each.wishes, prompt=each.prompt), each.numbers
+            if each.rides is None:
+                works.append((chunks, numbers.reshape(-1)))
+                continue
+            phase, lines = works[each.rides]
+            assert isinstance(phase, Phase), "one order of chunks rides with a phase"
+            mixed = Mixed(phase, chunks, len(numbers))
+            works[each.rides] = mixed, np.concatenate([lines, numbers.reshape(-1)])
+        return works
+
+    @cached_property
+    def mask_rows(self) -> int:
+        """Count the rows of a launch that masks of grammars may stand for, at most."""
+        plans = [(table, plan) for table in self.tables.values() for plan in table.forwards.values()]
+        return max(1, *(sum(map(len, Layout(table, plan).readers)) for table, plan in plans))
+
+    def peek(self, table: Table, phases: Sequence[PhaseOrder]) -> list[list[Numbers]]:
+        """Tell, by phase and state, what stands in front of the tokens that rows would predict; waits for it."""
+        found = []
+        for each in phases:
+            phase = self.phase(table, each.states, each.wishes)
+            told = phase.peek(self.machine.place.upload(each.lines))
+            numbers = self.machine.place.download(torch.cat(told, 1))()
+            widths = np.cumsum([part.shape[1] for part in told])[:-1]
+            found.append(list(np.split(numbers, widths, axis=1)))
+        return found
+
+    def carries(self, phase: Phase) -> bool:
+        """Tell whether chunks may run in a phase's forward: it runs the target, on no weights of its own."""
+        weights = self.machine.weights
+        return phase.runs_target and weights.of(gated=phase.all_gated) is weights.model
+
+    def _ran(self, work: Phase | Mixed | Chunks, given: Tensor) -> list[Tensor]:
         """Run work; its results are copied, since a graph of the same order may run once more."""
-        return work, [part.clone() for part in self.graphs.run(work, given)]
+        return [part.clone() for part in self.graphs.run(work, given)]
 
     def _open(self, letter: Letter, pieces: list[Tensor], prefill: Prefill) -> Tensor | None:
         """Open a letter: pages that come back, then what becomes of lines, then pages with other holders, newcomers."""

@@ -81,6 +81,10 @@ class OverlappedEngine(Engine):
     def iterate(self) -> Iteration:
         """Put a round in flight, then follow the one before."""
         report, self._late = self._late, Iteration()
+        if self.device.follows:
+            # What a grammar allows follows from the round in flight.
+            self._land(report)
+            return report.followed_by(super().iterate())
         if self.policy.tier is not None:
             self._land(report)
         decision = self.planner(self)

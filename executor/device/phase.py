@@ -18,6 +18,7 @@ from torch.nn import functional
 from fsm_spec.executor.block import Layout
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.device.control import NO_WISHES, Wishes, tokens_ahead
+from fsm_spec.executor.device.grammars import Asked, asking
 from fsm_spec.executor.device.operators import Ran, run_operators
 from fsm_spec.executor.device.place import Place
 from fsm_spec.executor.device.results import Form, pack
@@ -66,7 +67,7 @@ class _Member:
 
 
 @dataclass(frozen=True)
-class _Laid:
+class Laid:
     """Hold one state's rows in a batch."""
 
     member: _Member
@@ -104,7 +105,12 @@ class Phase:
         ]
         self.all_gated = all(layout.gated.all() for layout in layouts)
         self.gated = any(layout.gated.any() for layout in layouts)
+        self.runs_target = self.drafter is None and self.height > 0
         self.captures = bool(machine.capture) and any(layout.captures for layout in layouts)
+        self.asked = [
+            Asked(layout.plan, layout.readers, member.form.masked)
+            for layout, member in zip(layouts, self.members, strict=True)
+        ]
         self.results: list[Form | ScoreForm] = []
         for member in self.members:
             self.results += [member.results] if member.scores is None else [member.scores, member.results]
@@ -140,6 +146,11 @@ class Phase:
 
     def __call__(self, lines: Tensor) -> list[Tensor]:
         """Run the lines of a batch, int64 [n]; give the packed results of each state."""
+        laid = self.lay(lines)
+        return self.finish(laid, *self._forward(laid, lines))
+
+    def lay(self, lines: Tensor) -> list[Laid]:
+        """Lay out the rows of each state."""
         state = self.machine.state
         columns = state.take(lines)
         parts = []
@@ -148,16 +159,30 @@ class Phase:
             space = namespace(self.table, self.device)
             scope = DeviceScope(self.table, space, state, lines, dict(columns), {}, self.machine.mask_id)
             rows = member.form.lay(scope, alive) if member.form.rows else _no_rows(lines)
-            parts.append(_Laid(member, scope, alive, rows))
-        logits, hidden = self._forward(parts, lines)
+            parts.append(Laid(member, scope, alive, rows))
+        return parts
+
+    def peek(self, lines: Tensor) -> list[Tensor]:
+        """Tell, by state, the tokens in front of those that rows predict, as `grammars.py` reads it; nothing moves."""
+        found = []
+        for part in self.lay(lines):
+            form, rows = part.member.form, part.rows
+            told = [part.alive.unsqueeze(1)]
+            for operator in asking(form.plan):
+                own = form.readers[operator]
+                told += [rows.live[:, own], rows.positions[:, own] + form.ahead[own]]
+                told.append(tokens_ahead(form, rows, part.scope, own).flatten(1))
+            found.append(torch.cat([each.long() for each in told], 1))
+        return found
+
+    def finish(self, parts: Sequence[Laid], logits: Tensor, hidden: Tensor | None) -> list[Tensor]:
+        """Run the operators and the events behind a forward: logits [n, wanted, V], hidden states [n, R, width]."""
         packed = []
         for part in parts:
             member = part.member
             drafter = None if self.drafter is None else self.drafter.model
             read = partial(self._read, member, logits)
-            ran = Ran(
-                member.form, part.rows, part.scope, part.alive, read, hidden, drafter, self.wishes.adjusts
-            )
+            ran = Ran(member.form, part.rows, part.scope, part.alive, read, hidden, drafter, self.wishes)
             args = run_operators(ran)
             if member.scores is not None:
                 packed.append(self._scored(part, member.scores, logits))
@@ -165,7 +190,7 @@ class Phase:
             packed.append(pack(member.results, moved, args))
         return packed
 
-    def _scored(self, part: _Laid, form: ScoreForm, logits: Tensor) -> Tensor:
+    def _scored(self, part: Laid, form: ScoreForm, logits: Tensor) -> Tensor:
         """Score the judging rows of a state, as the target gave their laws."""
         member, rows, scope = part.member, part.rows, part.scope
         own = torch.cat([member.form.readers[index] for index in member.judges])
@@ -191,11 +216,11 @@ class Phase:
         assert read is not None, "an operator of rows reads some"
         return logits[:, read[0] : read[1]] if isinstance(read, tuple) else logits[:, read]
 
-    def _forward(self, parts: Sequence[_Laid], lines: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, parts: Sequence[Laid], lines: Tensor) -> tuple[Tensor, Tensor | None]:
         """Run the model over all rows -> logits [n, wanted, V], hidden states [n, R, width] where they are read."""
         if not self.height:
             return torch.zeros(len(lines), 0, self.machine.vocabulary, device=self.device), None
-        rows = self._fixed(parts, lines)
+        rows = self.rows(parts, lines)
         machine = self.machine
         hidden: Tensor | None
         if self.drafter is not None:
@@ -214,11 +239,11 @@ class Phase:
         return logits.unflatten(0, (len(lines), -1)), None if hidden is None else hidden.unflatten(0, shape)
 
     @staticmethod
-    def _features(part: _Laid) -> Tensor | None:
+    def _features(part: Laid) -> Tensor | None:
         features = part.member.form.features(part.scope)
         return None if features is None else features.flatten(0, 1)
 
-    def _write_context(self, part: _Laid, lines: Tensor, drafter: DraftModel) -> None:
+    def _write_context(self, part: Laid, lines: Tensor, drafter: DraftModel) -> None:
         """Write K and V of the rows without queries."""
         numbers, states = part.member.form.silent(part.scope)
         rows = part.rows
@@ -229,7 +254,7 @@ class Phase:
             ContextRows(states.flatten(0, 1), positions, slots.flatten()), drafter.cache
         )
 
-    def _fixed(self, parts: Sequence[_Laid], lines: Tensor) -> FixedRows:
+    def rows(self, parts: Sequence[Laid], lines: Tensor) -> FixedRows:
         """Join the rows of all states: each request has those of its own."""
         state = self.machine.state
         block = max(part.rows.block.shape[1] for part in parts)
@@ -259,7 +284,7 @@ class Phase:
         )
 
     @staticmethod
-    def _joined(parts: Sequence[_Laid], values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    def _joined(parts: Sequence[Laid], values: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
         """Take for each request the values of its own state, filled up to one shape."""
         joined = None
         for part, value in zip(parts, values, strict=True):

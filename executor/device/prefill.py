@@ -1,21 +1,21 @@
 """Prefill on the device: the rows of some chunks, whose tokens lie there already, and the events behind them.
 
-Chunks have the lengths that the scheduler gives them. They run in rows of a few lengths, filled up with dead ones, so
-that each length and number of chunks is one graph; chunks of one length run in one launch.
+Chunks have the lengths that the scheduler gives them. They are cut into pieces of one length, all of which run at
+once: K and V of every row are written before attention reads any, so that a piece finds those before it in its
+request's pages. So the shape of a launch is the number of its pieces, however many chunks of what lengths they are of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fsm_spec import life_cycle
 from fsm_spec.executor.device.control import NO_WISHES, Wishes, shaped_first
 from fsm_spec.executor.device.phase import Machine
+from fsm_spec.executor.device.pieces import PIECE_NUMBERS, PIECE_ROWS, row_bucket
 from fsm_spec.executor.device.results import Form, pack
 from fsm_spec.executor.device.scope import DeviceScope, namespace
 from fsm_spec.executor.device.scores import PROMPT, ScoredRows, ScoreForm, pack_scores, score_form
@@ -31,8 +31,6 @@ from fsm_spec.rules.draft_rows import BESIDE
 from fsm_spec.table import PREFILL, WAIT, Table
 
 NEXT, FEATURES = "next", "features"
-# The numbers that say what a chunk is: line, first position, tokens, whether it is the last of its text.
-CHUNK_NUMBERS = 4
 
 
 class Prefill:
@@ -52,35 +50,47 @@ class Prefill:
         alive = scope.integers["state"] == self.table.codes[WAIT]
         self.admit.apply(scope, {"hit": hits.int()}, alive)
 
-    def rows_of(self, chunk: Chunk) -> int:
-        """Give the rows in which a chunk runs: a block that it begins in the middle of is run from its start."""
+    @property
+    def piece_rows(self) -> int:
+        """Give the rows of a piece: whole blocks."""
+        unit = self.table.prefill_block
+        return -(-PIECE_ROWS // unit) * unit
+
+    def alone(self, chunk: Chunk) -> int:
+        """Give the rows that hold a chunk in one piece, with the block in whose middle it may begin."""
         return row_bucket(chunk.start % self.table.prefill_block + chunk.tokens)
 
     def chunks(self, rows: int, wishes: Wishes = NO_WISHES, *, prompt: bool = False) -> Chunks:
-        """Give the work of chunks in so many rows; with `prompt` the tokens of their texts are scored."""
+        """Give the work of pieces of so many rows; with `prompt` the tokens of their texts are scored."""
         key = (rows, wishes, prompt)
         if key not in self._works:
             self._works[key] = Chunks(self.table, self.machine, rows, wishes, prompt=prompt)
         return self._works[key]
 
 
-def row_bucket(rows: int) -> int:
-    """Give the least of 1, 2, 3, 4, 6, 8, 12, ... that holds so many rows: no more than a third of it is dead."""
-    power = 1 << max(rows - 1, 0).bit_length()
-    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
+@dataclass(frozen=True)
+class Pieces:
+    """Hold n pieces that are laid out: those of requests that prefill are alive; int64 [n] each, and their rows."""
 
-
-def numbers_of(chunks: Iterable[tuple[int, Chunk]], size: int, nobody: int) -> NDArray[np.int64]:
-    """Lay out chunks of lines as `Chunks` reads them, filled up to `size` with some of the line that is nobody's."""
-    numbers = np.zeros((size, CHUNK_NUMBERS), np.int64)
-    numbers[:, 0] = nobody
-    for row, (line, chunk) in zip(numbers, chunks, strict=False):
-        row[:] = line, chunk.start, chunk.tokens, chunk.last
-    return numbers
+    scope: DeviceScope
+    alive: Tensor
+    """bool [n]"""
+    begin: Tensor
+    """the first position"""
+    tokens: Tensor
+    last: Tensor
+    """1 where the text ends with the piece"""
+    whole: Tensor
+    """the tokens of the chunk that ends with the piece, else 0"""
+    start: Tensor
+    """the position of the first row"""
+    count: Tensor
+    """the rows that run"""
+    rows: FixedRows
 
 
 class Chunks:
-    """Run chunks of several requests in `rows` rows each: work that a graph can hold."""
+    """Run pieces of chunks of several requests in `rows` rows each: work that a graph can hold."""
 
     states = ("prefill",)
 
@@ -112,50 +122,62 @@ class Chunks:
         return pack_mask((block[:, None] >= block)[None])
 
     def blank(self, size: int) -> Tensor:
-        """Give chunks of nobody."""
-        given = torch.zeros(size, CHUNK_NUMBERS, dtype=torch.int64, device=self.machine.state.device)
+        """Give pieces of nobody."""
+        given = torch.zeros(size, PIECE_NUMBERS, dtype=torch.int64, device=self.machine.state.device)
         given[:, 0] = self.machine.state.padding
         return given
 
     def __call__(self, given: Tensor) -> list[Tensor]:
-        """Run chunks int64 [n, 4] as `numbers_of` lays them out -> packed results, those of FIRST the last."""
-        machine = self.machine
-        lines, begin, tokens, last = (given[:, place].contiguous() for place in range(CHUNK_NUMBERS))
-        scope = _scope(self.table, machine, lines)
+        """Run pieces int64 [n, 5] as `pieces.py` lays them out -> packed results, those of FIRST the last."""
+        laid = self.lay(given)
+        model, cache, capture = self.machine.weights.model, self.machine.cache, self.machine.capture
+        if not capture:
+            return self.finish(laid, model.forward(laid.rows, cache), None)
+        return self.finish(laid, *model.forward_captured(laid.rows, cache, capture))
+
+    def lay(self, given: Tensor) -> Pieces:
+        """Lay out the rows of pieces."""
+        lines, begin, tokens, last, whole = (given[:, place].contiguous() for place in range(PIECE_NUMBERS))
+        scope = _scope(self.table, self.machine, lines)
         alive = scope.integers["state"] == self.table.codes[PREFILL]
         unit = self.table.prefill_block
-        start, stop = begin - begin % unit, begin + tokens
-        count = torch.where(alive, stop - start, 0)
+        start = begin - begin % unit
+        count = torch.where(alive, begin + tokens - start, 0)
         wanted = self.place if self.prompt else (count - 1).clamp(min=0).unsqueeze(1)
         rows = self._rows(lines, start, count, unit, 0, wanted)
-        if machine.capture:
-            logits, flat = machine.weights.model.forward_captured(rows, machine.cache, machine.capture)
-            hidden: Tensor | None = flat.unflatten(0, (len(lines), self.rows))
-        else:
-            logits, hidden = machine.weights.model.forward(rows, machine.cache), None
-        logits = logits.unflatten(0, (len(lines), -1))
-        for name in machine.drafters:
-            self._draft(
-                name, scope, begin, torch.where(alive, tokens, 0), last, _behind(hidden, begin - start)
-            )
+        return Pieces(scope, alive, begin, torch.where(alive, tokens, 0), last, whole, start, count, rows)
+
+    def finish(self, laid: Pieces, logits: Tensor, flat: Tensor | None) -> list[Tensor]:
+        """Do what follows a forward of the rows: draft models, the first token, and the events of whole chunks.
+
+        `logits` [n, V], or [n * rows, V] where prompts are scored; hidden states `flat` [n * rows, width].
+        """
+        scope, count = laid.scope, laid.count
+        pieces = len(scope.lines)
+        logits = logits.unflatten(0, (pieces, -1))
+        hidden = None if flat is None else flat.unflatten(0, (pieces, self.rows))
+        for name in self.machine.drafters:
+            behind = _behind(hidden, laid.begin - laid.start)
+            self._draft(name, scope, laid.begin, laid.tokens, laid.last, behind)
         found = []
         if self.prompt:
-            found.append(self._prompt_scores(scope, rows, count, logits))
+            found.append(self._prompt_scores(scope, laid.rows, count, logits))
             logits = _row(logits, count - 1)
         if self.samples:
-            found += self._sample(scope, logits, stop.unsqueeze(1))
+            found += self._sample(scope, logits, (laid.begin + laid.tokens).unsqueeze(1))
         if hidden is not None:
             scope.outputs[FEATURES] = _row(hidden, count - 1)
-        ends = last > 0
-        self.chunk.apply(scope, {"n": tokens.int()}, alive & ~ends)
-        moved = self.first.apply(scope, {}, alive & ends)
+        # The last piece of a chunk steps for the whole of it.
+        steps, ends = laid.alive & (laid.whole > 0), laid.last > 0
+        self.chunk.apply(scope, {"n": laid.whole.int()}, steps & ~ends)
+        moved = self.first.apply(scope, {}, steps & ends)
         form = self.results[-1]
         assert isinstance(form, Form)
         return [*found, pack(form, moved, {})]
 
     def _sample(self, scope: DeviceScope, logits: Tensor, positions: Tensor) -> list[Tensor]:
         """Sample the token behind each text by logits [n, 1, V] -> its scores, where they are wanted."""
-        law = shaped_first(scope, logits, positions) if self.wishes.adjusts else logits
+        law = shaped_first(scope, logits, positions, self.wishes) if self.wishes.adjusts else logits
         sampling = self.machine.state.sampling_of(scope.lines)
         token, _ = FIXED_OPERATORS["sample"](law, sampling, positions, Purpose.TARGET, "law")
         scope.outputs[NEXT] = token

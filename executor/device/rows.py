@@ -7,6 +7,7 @@ it for a batch of lines without a wait for the host.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -62,6 +63,8 @@ class RowForm:
         self.mask = place.constant(layout.plan.mask)
         self.known = place.constant(layout.known)
         self.readers = [place.constant(reader) for reader in layout.readers]
+        # Of each operator the number of its first row among the rows of all, by which masks of grammars stand.
+        self.masked = list(accumulate((len(reader) for reader in layout.readers), initial=0))
         self.compact = [self._is_prefix(operator.rows) for operator in layout.plan.operators]
 
     def _is_prefix(self, names: tuple[str, ...]) -> bool:

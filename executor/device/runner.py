@@ -18,13 +18,16 @@ from torch import Tensor
 from fsm_spec import life_cycle, prefix_cache
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.executor.device.control import Wishes, numbers_of, refuse, wishes_of
+from fsm_spec.executor.device.grammars import Masks, MaskTable
 from fsm_spec.executor.device.graphs import Progress
 from fsm_spec.executor.device.levels import levels_of
 from fsm_spec.executor.device.mailbox import Mailbox, Newcomer, Taken
 from fsm_spec.executor.device.orders import ChunkOrder, Device, Done, Letter, Order, PhaseOrder
 from fsm_spec.executor.device.pages import DevicePages
-from fsm_spec.executor.device.prefill import Chunks
-from fsm_spec.executor.device.prefill import numbers_of as chunk_numbers
+from fsm_spec.executor.device.phase import Phase
+from fsm_spec.executor.device.pieces import numbers_of as piece_numbers
+from fsm_spec.executor.device.pieces import pieces_of
+from fsm_spec.executor.device.place import require_bytes
 from fsm_spec.executor.device.results import Form, Results
 from fsm_spec.executor.device.scores import PROMPT, Scored, ScoreForm
 from fsm_spec.executor.prefix_cache import PrefixCache
@@ -35,6 +38,8 @@ from fsm_spec.step import Columns, Step, evaluate
 from fsm_spec.table import END, WAIT, Table
 
 Numbers = NDArray[np.int64]
+# The request of what is about none.
+NOBODY = -1
 
 
 class DeviceDiverged(FsmSpecError):
@@ -117,6 +122,11 @@ class DeviceRunner:
         Raises UserError for one that asks for what the device cannot hold.
         """
         refuse(request, self.table)
+        if request.controls.grammar is not None and self.state.allowed is None:
+            needed = self.state.mask_bytes(self.device.mask_rows)
+            require_bytes(
+                self.machine.place, needed, "a grammar's masks", "leave the grammar out, or let fewer run"
+            )
         self.requests[number] = request
 
     def resize(self, request: int, pages: int) -> None:
@@ -198,17 +208,19 @@ class DeviceRunner:
         phases = tuple(
             PhaseOrder(states, self._wishes(numbers), self._padded(numbers)) for states, numbers in batches
         )
-        orders, riding = self._chunk_orders(chunks)
-        done = self._carry_out(phases, orders)
+        orders, riding = self._chunk_orders(chunks, phases)
+        masks = self._masks(phases, batches, chunks)
+        done = self._carry_out(phases, orders, masks)
         outputs: list[tuple[Form | ScoreForm, Numbers, Tensor]] = []
         for (work, packed), numbers in zip(
             done.packed, [*(each for _, each in batches), *riding], strict=True
         ):
-            self.forwards += isinstance(work, Chunks) or (work.height > 0 and work.drafter is None)
+            self.forwards += isinstance(work, Phase) and work.runs_target
             outputs += [
                 (form, numbers, part[: len(numbers)].flatten())
                 for form, part in zip(work.results, packed, strict=True)
             ]
+        self.forwards += sum(order.rides is None for order in orders)
         taken, self._taken = self._taken, []
         told = [*(pages for _, pages in taken), *(packed for _, _, packed in outputs)]
         if not told:
@@ -218,10 +230,61 @@ class DeviceRunner:
         parts = [(form, numbers, packed.numel()) for form, numbers, packed in outputs]
         return Ticket(parts, wait, [each for each, _ in taken])
 
-    def _carry_out(self, phases: tuple[PhaseOrder, ...] = (), chunks: tuple[ChunkOrder, ...] = ()) -> Done:
+    def _masks(
+        self,
+        phases: tuple[PhaseOrder, ...],
+        batches: Sequence[tuple[tuple[str, ...], Numbers]],
+        chunks: Sequence[Chunk],
+    ) -> Masks | None:
+        """Ask the device what rows see, where a request follows a grammar, and tell which tokens these may give."""
+        followed = {number for _, numbers in batches for number in numbers.tolist() if self._follows(number)}
+        first = [chunk.request for chunk in chunks if chunk.last and self._follows(chunk.request)]
+        if not followed and not first and not any(self._follows(chunk.request) for chunk in chunks):
+            return None
+        table = MaskTable(self.machine.vocabulary, self.device.mask_rows, self.machine.mask_id)
+        for number in first:
+            request = self.requests[number]
+            table.allow(self._lines[number], request, 0, request.length, [], draft=False)
+        if followed:
+            # What the host has decided comes first: columns and carries of newcomers.
+            self._carry_out()
+            for number, row, position, ahead, draft in self._seen(phases, batches, followed):
+                table.allow(self._lines[number], self.requests[number], row, position, ahead, draft=draft)
+        return table.masks()
+
+    def _follows(self, number: int) -> bool:
+        return self.requests[number].controls.grammar is not None
+
+    @property
+    def follows(self) -> bool:
+        """Tell whether a request that waits or runs has a grammar: the host has to see each round before the next."""
+        return any(each.controls.grammar is not None for each in self.requests.values())
+
+    def _seen(
+        self,
+        phases: tuple[PhaseOrder, ...],
+        batches: Sequence[tuple[tuple[str, ...], Numbers]],
+        followed: set[int],
+    ) -> Iterator[tuple[int, int, int, list[int], bool]]:
+        """Wait for what the device tells of rows -> request, mask, position, the tokens in front, and if it drafts."""
+        with torch.inference_mode():
+            told = self.device.peek(self.table, phases)
+        for order, (_, numbers), parts in zip(phases, batches, told, strict=True):
+            phase = self.device.phase(self.table, order.states, order.wishes)
+            for asked, part in zip(phase.asked, parts, strict=True):
+                for number, line in zip(numbers.tolist(), part, strict=False):
+                    if number in followed:
+                        yield from ((number, *row) for row in asked.rows(line))
+
+    def _carry_out(
+        self,
+        phases: tuple[PhaseOrder, ...] = (),
+        chunks: tuple[ChunkOrder, ...] = (),
+        masks: Masks | None = None,
+    ) -> Done:
         """Put what waits in the mailbox and work into an order, and let all processes carry it out."""
         letter, taken = self._letter()
-        order = Order(self.table.digest, letter, phases, chunks)
+        order = Order(self.table.digest, letter, phases, chunks, masks)
         if self._tell is not None:
             self._tell(order)
         with torch.inference_mode():
@@ -233,24 +296,48 @@ class DeviceRunner:
     def _wishes(self, numbers: Numbers) -> Wishes:
         return wishes_of([self.requests[number] for number in numbers.tolist()])
 
-    def _chunk_orders(self, chunks: Sequence[Chunk]) -> tuple[tuple[ChunkOrder, ...], list[Numbers]]:
-        """Part prefill chunks by the rows in which they run -> orders, and the requests of each.
+    def _chunk_orders(
+        self, chunks: Sequence[Chunk], phases: Sequence[PhaseOrder]
+    ) -> tuple[tuple[ChunkOrder, ...], list[Numbers]]:
+        """Cut prefill chunks into pieces -> orders, and the request of each piece that ends a chunk, NOBODY of others.
 
-        Prompts that are scored run alone.
+        They ride with the first phase that can carry them. Prompts that are scored run alone, in one piece each.
         """
-        together: dict[tuple[int, int | None], list[Chunk]] = {}
+        plain, orders, riding = [], [], []
         for chunk in chunks:
             scores = self.requests[chunk.request].scores
-            alone = chunk.request if scores is not None and scores.wants_prompt else None
-            together.setdefault((self.prefill.rows_of(chunk), alone), []).append(chunk)
-        orders, riding = [], []
-        for (rows, alone), some in together.items():
-            numbers = np.array([chunk.request for chunk in some], np.int64)
-            lines = ((self._lines[chunk.request], chunk) for chunk in some)
-            given = chunk_numbers(lines, self.graphs.bucket(len(some)), self.state.padding)
-            orders.append(ChunkOrder(rows, self._wishes(numbers), alone is not None, given))
+            if scores is None or not scores.wants_prompt:
+                plain.append(chunk)
+                continue
+            order, numbers = self._pieces([chunk], self.prefill.alone(chunk), None, prompt=True)
+            orders.append(order)
             riding.append(numbers)
+        if plain:
+            order, numbers = self._pieces(plain, self.prefill.piece_rows, self._carrier(phases), prompt=False)
+            orders.insert(0, order)
+            riding.insert(0, numbers)
         return tuple(orders), riding
+
+    def _carrier(self, phases: Sequence[PhaseOrder]) -> int | None:
+        """Find the number of the first phase in whose forward chunks may run."""
+        for number, each in enumerate(phases):
+            if self.device.carries(self.device.phase(self.table, each.states, each.wishes)):
+                return number
+        return None
+
+    def _pieces(
+        self, chunks: Sequence[Chunk], rows: int, rides: int | None, *, prompt: bool
+    ) -> tuple[ChunkOrder, Numbers]:
+        """Order chunks in pieces of so many rows -> the order, and the requests of its pieces."""
+        unit = self.table.prefill_block
+        pieces, numbers = [], []
+        for chunk in chunks:
+            own = pieces_of(chunk, self._lines[chunk.request], rows, unit)
+            pieces += own
+            numbers += [NOBODY] * (len(own) - 1) + [chunk.request]
+        wishes = self._wishes(np.array([chunk.request for chunk in chunks], np.int64))
+        given = piece_numbers(pieces, self.state.padding)
+        return ChunkOrder(rows, wishes, prompt, given, rides), np.array(numbers, np.int64)
 
     def receive(self, ticket: Ticket) -> Iterator[Results]:
         """Wait for a launch, and give the results of its events in order, without requests that were dead.

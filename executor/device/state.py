@@ -89,6 +89,8 @@ class DeviceState:
         )
         # Tokens before which no stop token is emitted.
         self.least = self._full((), 0, torch.int64)
+        # Which tokens grammars allow to each row of a launch, by bits; made when the first one comes.
+        self.allowed: Tensor | None = None
 
     def _full(self, shape: tuple[int, ...], value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((self.sizes.lines + 2, *shape), value, dtype=dtype, device=self.device)
@@ -134,6 +136,25 @@ class DeviceState:
         self.controls.bias_ids[line].copy_(ids)
         self.controls.bias[line].copy_(values.view(torch.float64))
 
+    def mask_bytes(self, rows: int) -> int:
+        """Count the bytes of the masks of grammars, for so many rows a line."""
+        return (self.sizes.lines + 2) * rows * self._mask_words() * 4
+
+    def _mask_words(self) -> int:
+        """Count the int32 words of a mask; two make one of the numbers that it is sent in."""
+        return 2 * -(-self.sizes.vocabulary // 64)
+
+    def hold_masks(self, rows: int) -> None:
+        """Make room for masks of so many rows a line, if there is none."""
+        if self.allowed is None:
+            self.allowed = self._full((rows, self._mask_words()), -1, torch.int32)
+
+    def allow(self, lines: Tensor, words: Tensor) -> None:
+        """Let rows of lines int64 [m] give the tokens whose bits are set in int64 [m, r, w], and all others any."""
+        assert self.allowed is not None, "masks have room"
+        self.allowed.fill_(-1)
+        self.allowed[:, : words.shape[1]].index_copy_(0, lines, words.view(torch.int32))
+
     def tree_of(self, name: str, lines: Tensor) -> Tree:
         """Read the trees of some lines."""
         tree = self.trees[name]
@@ -163,6 +184,7 @@ class DeviceState:
             self.free,
             self.free_count,
             self.stop_ids,
+            *([] if self.allowed is None else [self.allowed]),
         ]
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 

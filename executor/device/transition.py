@@ -47,6 +47,8 @@ class Transition:
         self.data = data
         self.rows = table.rows_of(event)
         self.emits = table.events[event].emits
+        # Where all rows emit the same, nobody need know which one is taken before a stop token is looked for.
+        self.alike = len({row.emit for row in self.rows}) == 1
         self.end = table.codes[END]
         self.code = TableStep(table, event)
         self.moving = [row for row in self.rows if row.keep_rows is not None or row.keep_stride is not None]
@@ -61,10 +63,10 @@ class Transition:
         before = {name: scope.integers[name] for name in self.table.column_names}
         scope = replace(scope, integers={**before, **args})
         if self.emits:
-            taken = self._taken(before, args)
-            run = self._run(scope, taken)
+            run = self._alike(scope) if self.alike else self._run(scope, self.code.choose(before, args))
             stop = self._stop(scope, run)
             done = self.code.apply(before, {**args, STOP: stop})
+            taken = done.transition // 2
         else:
             # Nothing stands between choosing a row and taking it: one launch does both.
             done = self.code.apply(before, args)
@@ -90,11 +92,10 @@ class Transition:
                 held.index_copy_(0, lines, value)
         return Moved(alive, done.transition, done.emitted, stop, run, done.columns)
 
-    def _taken(self, before: dict[str, Tensor], args: dict[str, Tensor]) -> Tensor:
-        """Name the row that each member takes, int32 [n]; where there is but one, nobody need look at guards."""
-        if len(self.rows) == 1:
-            return torch.full_like(before["state"], self.rows[0].index)
-        return self.code.choose(before, args)
+    def _alike(self, scope: DeviceScope) -> Tensor:
+        """Read the tokens about to be emitted, int64 [n, most], where every row emits the same."""
+        emit = self.rows[0].emit
+        return scope.tokens(emit, sum(scope.room(piece) for piece in emit))
 
     def _run(self, scope: DeviceScope, taken: Tensor) -> Tensor:
         """Read the tokens about to be emitted, int64 [n, most]."""

@@ -1,12 +1,13 @@
 """The rows of one forward: what every row plan, prefill chunk or mixed batch is handed to the model as.
 
 `RowBatch` holds live rows alone, laid out by the host; `FixedRows` holds every row of a plan for every request of a
-bucket, dead ones too, so that its shapes are the same in each round.
+bucket, dead ones too, so that its shapes are the same in each round; `JoinedRows` holds several of these.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -78,3 +79,54 @@ class FixedRows:
     """[n * R] bool, the rows that run with adapter weights; None runs all rows on base weights"""
     attention: str = "auto"
     """the backend of attention (`kernels/backends.py`)"""
+
+    @property
+    def parts(self) -> tuple[FixedRows, ...]:
+        """Give the rows that are attended by one launch: all."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class JoinedRows:
+    """Hold rows of several shapes for one forward, one part behind the other.
+
+    Products with weights run once for all parts; only K and V are written, and attention runs, part by part. K and V
+    of all parts are written before any of them is attended, so rows of one part see those of another by their slots.
+    """
+
+    parts: tuple[FixedRows, ...]
+
+    @cached_property
+    def token_ids(self) -> torch.Tensor:
+        """Give the token ids [T] int64."""
+        return torch.cat([part.token_ids for part in self.parts])
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """Give the positions [T] int64."""
+        return torch.cat([part.positions for part in self.parts])
+
+    @cached_property
+    def logits_rows(self) -> torch.Tensor:
+        """Give the rows whose logits are wanted [L] int64, by their numbers among all."""
+        numbers, first = [], 0
+        for part in self.parts:
+            numbers.append(part.logits_rows + first)
+            first += len(part.positions)
+        return torch.cat(numbers)
+
+    @cached_property
+    def adapter_rows(self) -> torch.Tensor | None:
+        """Give the rows that run with adapter weights [T] bool; None runs all rows on base weights."""
+        if all(part.adapter_rows is None for part in self.parts):
+            return None
+        gates = [
+            torch.zeros_like(part.positions, dtype=torch.bool)
+            if part.adapter_rows is None
+            else part.adapter_rows
+            for part in self.parts
+        ]
+        return torch.cat(gates)
+
+
+ForwardRows = RowBatch | FixedRows | JoinedRows

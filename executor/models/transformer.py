@@ -10,7 +10,7 @@ with weights are bfloat16.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from fsm_spec.executor.models import architectures as names
 from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.experts import mix_experts
 from fsm_spec.executor.models.rope import query_gain, yarn_frequencies
-from fsm_spec.executor.models.rows import FixedRows, RowBatch
+from fsm_spec.executor.models.rows import FixedRows, ForwardRows, JoinedRows, RowBatch
 from fsm_spec.executor.models.weights import Layer, Norm, WeightReader, wide_dtype
 from fsm_spec.kernels.adapter import add_low_rank
 from fsm_spec.kernels.attention import AttentionGroup, attend, plan_attention
@@ -88,26 +88,38 @@ class RaggedPass:
 
 @dataclass(frozen=True)
 class FixedPass:
-    """Run all rows of `FixedRows`, through kernels that wait for no host."""
+    """Run all rows of `FixedRows`, or of several joined, through kernels that wait for no host."""
 
-    rows: FixedRows
+    rows: FixedRows | JoinedRows
     cos: Tensor
     sin: Tensor
 
     def write(self, cache: Tensor, lines: Tensor) -> None:
         """Write K and V of the rows that have a slot."""
-        requests, rows = self.rows.slots.shape
-        key, value = lines.unflatten(0, (requests, rows)).chunk(2, 2)
-        kv_append(cache, key, value, self.rows.slots)
+        for part, own in self._by_part(lines):
+            key, value = own.unflatten(0, tuple(part.slots.shape)).chunk(2, 2)
+            kv_append(cache, key, value, part.slots)
 
     def attend(self, query: Tensor, cache: Tensor) -> Tensor:
         """Attend queries through block tables."""
-        rows = self.rows
-        blocks = query.to(cache.dtype).unflatten(0, tuple(rows.slots.shape))
-        seen: Tensor = BACKENDS[rows.attention](
-            blocks, cache, rows.block_table, rows.context, rows.block_slots, rows.mask, rows.page_size
-        )
-        return seen.flatten(2).flatten(0, 1)
+        seen = []
+        for part, own in self._by_part(query.to(cache.dtype)):
+            found: Tensor = BACKENDS[part.attention](
+                own.unflatten(0, tuple(part.slots.shape)),
+                cache,
+                part.block_table,
+                part.context,
+                part.block_slots,
+                part.mask,
+                part.page_size,
+            )
+            seen.append(found.flatten(2).flatten(0, 1))
+        return seen[0] if len(seen) == 1 else torch.cat(seen)
+
+    def _by_part(self, values: Tensor) -> Iterator[tuple[FixedRows, Tensor]]:
+        """Give each part with its rows of `values` [T, ...]."""
+        parts = self.rows.parts
+        return zip(parts, values.split([part.slots.numel() for part in parts]), strict=True)
 
     def project(self, rows_in: Tensor, weight: Tensor, bias: Tensor | None, update: LowRank | None) -> Tensor:
         """Apply a weight to all rows, and its update to the gated rows."""
@@ -138,7 +150,7 @@ class LayerStack:
     def run(
         self,
         stream: Tensor,
-        rows: RowBatch | FixedRows,
+        rows: ForwardRows,
         cache: PagedCache,
         *,
         first_read: Tensor | None = None,
@@ -178,9 +190,9 @@ class LayerStack:
             (torch.cat((-sin, sin), 1)[:, None] * scale).to(self.wide),
         )
 
-    def _prepare(self, rows: RowBatch | FixedRows, cache: PagedCache) -> Pass:
+    def _prepare(self, rows: ForwardRows, cache: PagedCache) -> Pass:
         """Compute what does not depend on the layer."""
-        if isinstance(rows, FixedRows):
+        if not isinstance(rows, RowBatch):
             return FixedPass(rows, *self.rotary(rows.positions))
         gated = None
         if self.adapter is not None and rows.adapter_rows is not None:
@@ -262,14 +274,14 @@ class Transformer(LayerStack):
         return layer
 
     @torch.inference_mode()
-    def forward(self, rows: RowBatch | FixedRows, cache: PagedCache) -> Tensor:
+    def forward(self, rows: ForwardRows, cache: PagedCache) -> Tensor:
         """Run T rows, write their K and V to their slots, and return logits [L, vocab] float32 of `logits_rows`."""
         stream = self.run(self.embed(rows.token_ids), rows, cache)
         return self.read_logits(normed(stream.index_select(0, rows.logits_rows), self.final_norm))
 
     @torch.inference_mode()
     def forward_captured(
-        self, rows: RowBatch | FixedRows, cache: PagedCache, capture: Sequence[int]
+        self, rows: ForwardRows, cache: PagedCache, capture: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Run T rows as `forward` does -> (logits, the streams named by `capture` side by side [T, n * hidden]).
 

@@ -153,16 +153,6 @@ class Served:
                 "unsupported_parameter",
             )
 
-    def require_host(self, param: str) -> None:
-        """Refuse a parameter whose work is the host's, where requests live on a device."""
-        if self.session.on_device:
-            raise Refusal(
-                f"{param} is computed by the host between two forwards, and requests live on a device here; "
-                "leave it out, or serve with --device cpu and without --resident",
-                param,
-                "unsupported_parameter",
-            )
-
     def require_stop_ids(self, count: int) -> None:
         """Refuse more stop tokens than a request that lives on a device has room for."""
         if self.session.on_device and count > STOP_IDS:

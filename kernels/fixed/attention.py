@@ -47,7 +47,9 @@ def paged_attention(
     Every row of a request sees slots 0 to context - 1 of its pages, and block slot j where bit j of its line is set.
     A row that sees nothing gives zeros. What no row of a request sees may hold anything, NaN too.
     """
-    return paged_attention_fixed(query, cache, block_table, context, block_slots, mask, page_size)
+    # Here the host may look at lengths: pages behind every prefix are not read.
+    pages = max(1, -(-int(context.max()) // page_size)) if len(context) else 1
+    return paged_attention_fixed(query, cache, block_table[:, :pages], context, block_slots, mask, page_size)
 
 
 @paged_attention.register_kernel("cuda")

@@ -244,19 +244,17 @@ def test_a_free_choice_of_tools(server: Running, choice: str | None) -> None:
         assert "tool_call>" not in texts(events) or not calls
 
 
-def test_what_the_host_computes_is_refused_on_a_device(serve: Serve) -> None:
-    """Requests that live on a device know no grammars; the parameter is named, and so are too many stop tokens."""
-    asked: dict[str, Any] = {
-        "response_format": {"type": "json_object"},
-        "stop_token_ids": list(range(20)),
-    }
+def test_grammars_and_stop_tokens_on_a_device(serve: Serve) -> None:
+    """A pattern and a forced call are followed there too; more stop tokens than there is room for are refused."""
+    form = {"type": "regex", "pattern": "yes|no, never"}
     with serve("ar", pages=200, device="cpu", resident=True) as running:
-        for name, value in asked.items():
-            refused = running.post("/v1/completions", prompt="a", max_tokens=9, **{name: value})
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
-        chat = {"messages": [{"role": "user", "content": "x"}]}
-        refused = running.post("/v1/chat/completions", **chat, tools=TOOLS, tool_choice="required")
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+        refused = running.post("/v1/completions", prompt="a", max_tokens=9, stop_token_ids=list(range(20)))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stop_token_ids")
+        found = running.complete(prompt="a", max_tokens=40, temperature=0, response_format=form)
+        assert found["choices"][0]["text"] in {"yes", "no, never"}
+        chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+        called = running.chat(**chat, temperature=0, tools=TOOLS, tool_choice="required")
+        assert called["usage"]["completion_tokens"] == 5
         done = running.complete(prompt="a", max_tokens=9, temperature=0, **LONG)
         assert done["usage"]["completion_tokens"] == 9
         running.settled()

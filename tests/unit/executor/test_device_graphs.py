@@ -97,18 +97,37 @@ def test_a_replay_is_the_call_bit_for_bit(spec: str, model: Transformer) -> None
 
 def test_each_phase_and_size_has_a_graph_of_its_own(model: Transformer) -> None:
     """Draft and verify at each batch size stand side by side, and none is captured twice (13.5, G4)."""
-    session, runner = session_of("linear_spec", model, Resident(CpuPlace(graphs=True)), lines=2)
+    session, runner = session_of("linear_spec", model, Resident(CpuPlace(graphs=True)), lines=2, prompts=1)
     told: list[tuple[str, int, int]] = []
     runner.capture(lambda *report: told.append(report))
     keys = runner.graphs.held
     assert {("mail",), ("draft",), ("verify",)} == {key.states for key in keys}
     assert {1, 2} == {key.bucket for key in keys}
     assert len(keys) == len(set(keys)) == runner.graphs.captured == told[-1][2] == 6
+    session.iterate()
+    add(session, 2)
     outputs(session)
-    # Chunks of a length and number that was not met before are captured when they come.
+    # Chunks in a number of pieces that was not met before are captured when they come, alone and with a phase.
     later = [key for key in runner.graphs.held if key not in keys]
-    assert {("prefill",)} == {key.states for key in later}
-    assert len(later) == runner.graphs.captured - 6 == len({(key.bucket, key.variant) for key in later})
+    assert {("prefill",), ("draft", "prefill")} == {key.states for key in later}
+    assert (
+        len(later)
+        == runner.graphs.captured - 6
+        == len({(key.states, key.bucket, key.variant) for key in later})
+    )
+
+
+@pytest.mark.parametrize(("spec", "state", "launches"), [("uno_adaptive", "verify", 1), ("isd", "verify", 2)])
+def test_rows_that_emit_alike_take_one_launch(
+    spec: str, state: str, launches: int, model: Transformer
+) -> None:
+    """Where rows emit different tokens, which one is taken has to be known before a stop token is looked for."""
+    _, runner = session_of(spec, model, Resident(CpuPlace()))
+    phase = next(each for each in runner.device.phases() if each.states == (state,))
+    tape = Tape()
+    with torch.inference_mode():
+        tape.record(lambda: phase(phase.blank(1)))
+    assert launches == sum(func.name() == "fsm_spec::table_step" for func, *_ in tape._steps)
 
 
 def test_capture_changes_nothing(model: Transformer) -> None:

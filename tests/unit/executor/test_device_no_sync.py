@@ -17,6 +17,8 @@ from fsm_spec.executor.control import reads_in_order
 from fsm_spec.executor.device import resident
 from fsm_spec.executor.device.control import Wishes
 from fsm_spec.executor.device.mailbox import Opening
+from fsm_spec.executor.device.mixed import Mixed
+from fsm_spec.executor.device.pieces import PIECE_NUMBERS
 from fsm_spec.executor.device.place import CpuPlace
 from fsm_spec.executor.device.resident import Resident
 from fsm_spec.executor.device.weights import moved
@@ -86,11 +88,22 @@ def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch)
         for phase in runner.device.phases():
             packed = phase(lines)
             assert [LINES] * len(packed) == [len(each) for each in packed]
-        asked = Wishes(adjusts=True, scores=reads_in_order(table))
+        asked = Wishes(adjusts=True, scores=reads_in_order(table), follows=True)
+        runner.state.hold_masks(runner.device.mask_rows)
+        runner.state.allow(
+            lines, torch.empty(LINES, runner.device.mask_rows, 1, dtype=torch.int64, device="cuda")
+        )
         for phase in runner.device.phases(asked):
-            assert {LINES} == {len(each) for each in phase(lines)}
+            assert (
+                {LINES} == {len(each) for each in phase(lines)} == {len(each) for each in phase.peek(lines)}
+            )
         for work in (runner.prefill.chunks(4), runner.prefill.chunks(6, asked, prompt=asked.scores)):
             assert {LINES} == {len(each) for each in work(work.blank(LINES))}
+        carrying = [phase for phase in runner.device.phases(asked) if runner.device.carries(phase)]
+        assert carrying
+        for phase in carrying:
+            mixed = Mixed(phase, runner.prefill.chunks(runner.prefill.piece_rows, asked), 2)
+            assert {LINES, 2} == {len(each) for each in mixed(mixed.blank(LINES + 2 * PIECE_NUMBERS))}
         runner.prefill.begin(lines, lines)
         runner.state.give_back(lines)
         assert "cuda" == runner.state.taken(3).device.type

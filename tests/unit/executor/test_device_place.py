@@ -11,7 +11,6 @@ from fsm_spec.executor.device.place import CpuPlace, find_place, require_bytes
 from fsm_spec.executor.device.resident import Resident, resident_of
 from fsm_spec.executor.device.weights import bytes_of, moved
 from fsm_spec.executor.generate import Options, Session
-from fsm_spec.executor.grammar import Grammar
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.request import Controls
 from fsm_spec.kernels.adjust import Adjustment
@@ -91,7 +90,6 @@ def test_the_options_choose_a_runner() -> None:
     [
         (Options(controls=Controls(Adjustment(bias=((1, 1.0),) * 1025))), "a bias for 1025 tokens"),
         (Options(logprobs=21), "the 21 most probable tokens"),
-        (Options(controls=Controls(grammar=Grammar(None, 8, [1]))), "a grammar is followed by the host"),
         (Options(stop_ids=tuple(range(17))), "17 stop tokens"),
     ],
 )

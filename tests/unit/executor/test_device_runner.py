@@ -29,7 +29,7 @@ from fsm_spec.executor.server.meter import Meter
 from fsm_spec.kernels.adjust import Adjustment
 from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.load import load
-from fsm_spec.policy import Plan, Policy, Pool
+from fsm_spec.policy import Plan, Policy, Pool, Prefill
 from fsm_spec.replay import replay_records
 from fsm_spec.table import Table
 from fsm_spec.tiers import Tier, TierStep
@@ -173,6 +173,30 @@ def test_every_shipped_spec_runs_resident_and_gives_the_same(spec: str, model: T
     assert_same_scores(expected.scores(), found.scores())
     assert reads_in_order(table) == bool(found.scores())
     assert any(record.get("event") == "preempt" for record in found.records)
+
+
+# Chunks of several pieces, for each kind of draft model, of blocks that see themselves, and of gated rows.
+LONG = ("ar", "dflash", "draft_lm", "eagle3", "isd_gated", "sdar")
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("spec", LONG)
+def test_chunks_run_in_the_forward_of_decode_rows(spec: str, lag: int, model: Transformer) -> None:
+    """Chunks longer than a piece, cut anywhere: the same tokens, in as many forwards as the host's own runner takes."""
+    table = table_of(spec)
+    source = random.Random(3)
+    texts = [[source.randrange(1, 46) for _ in range(length)] for length in (5, 90, 41)]
+    policy = Policy(max_running=3, prefill=Prefill(tokens=43), lag=lag)
+    results, forwards = [], []
+    for resident in (None, Resident(CpuPlace())):
+        session, _ = session_of(table, model, resident, policy, Pool(60, 8))
+        numbers = [session.add(text, Options(TOKENS, SAMPLING[at])) for at, text in enumerate(texts)]
+        session.run()
+        results.append([session.result(number) for number in numbers])
+        forwards.append(session.runner.forwards)
+    assert results[0] == results[1]
+    # A host that plans ahead also runs launches that turn out to be nobody's.
+    assert lag or forwards[0] == forwards[1]
 
 
 # Rounds of one and of several launches, merged states, loops, carries of every kind, drafts of a model.

@@ -13,10 +13,11 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.block import ancestors as ancestors_of_one
 from fsm_spec.executor.device.levels import levels_of
-from fsm_spec.executor.device.prefill import row_bucket
+from fsm_spec.executor.device.pieces import pieces_of, row_bucket
 from fsm_spec.executor.device.rows import ancestors
 from fsm_spec.executor.device.state import DeviceState, Sizes
 from fsm_spec.language.expression import evaluate
+from fsm_spec.launch import Chunk
 from fsm_spec.load import load
 from fsm_spec.oracle import oracle
 from fsm_spec.table import NO_STOP, STOP, Table
@@ -126,7 +127,22 @@ def test_a_round_without_a_visible_bound_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_rows_of_chunks_are_of_few_sizes() -> None:
-    """Every chunk fits, most a third of the rows are dead, and lengths up to 2,048 take 22 graphs."""
+    """Every size fits, and at most a third is dead: 64 pieces, 2,048 tokens, are of 12 sizes."""
     sizes = {rows: row_bucket(rows) for rows in range(1, 2049)}
     assert all(rows <= size <= max(rows * 3 // 2, 1) for rows, size in sizes.items())
-    assert 22 == len(set(sizes.values()))
+    assert 12 == len({size for rows, size in sizes.items() if rows <= 64})
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens", "unit"), [(0, 1, 1), (7, 70, 1), (5, 27, 8), (5, 28, 8), (13, 99, 8)]
+)
+def test_pieces_hold_a_chunk_once(start: int, tokens: int, unit: int) -> None:
+    """Each token is of one piece, all but the first begin where a block does, and the last one ends the chunk."""
+    rows = 32
+    pieces = pieces_of(Chunk(0, start, tokens, last=True), 4, rows, unit)
+    assert list(range(start, start + tokens)) == [
+        at for _, begin, count, *_ in pieces for at in range(begin, begin + count)
+    ]
+    assert all(begin % unit + count <= rows for _, begin, count, *_ in pieces)
+    assert all(begin % unit == 0 for _, begin, *_ in pieces[1:])
+    assert [(0, 0)] * (len(pieces) - 1) + [(1, tokens)] == [tuple(each[3:]) for each in pieces]

@@ -6,13 +6,16 @@ import json
 import multiprocessing as mp
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from fsm_spec.compile import compile_table
@@ -23,12 +26,14 @@ from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.device.place import CpuPlace
 from fsm_spec.executor.device.resident import Resident
 from fsm_spec.executor.generate import Options, Session
+from fsm_spec.executor.grammar import Grammar
 from fsm_spec.executor.models.config import Experts, ModelConfig
 from fsm_spec.executor.models.load import load_model
 from fsm_spec.executor.models.random import random_weights, tiny_config
 from fsm_spec.executor.models.rows import RowBatch
 from fsm_spec.executor.models.split import Split, SplitWeights
 from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.executor.request import Controls
 from fsm_spec.executor.tensor_parallel import Group, load_parallel, refuse_drafters
 from fsm_spec.load import load
 from fsm_spec.policy import Pool
@@ -171,15 +176,26 @@ def write(made: Path, config: ModelConfig) -> None:
     save_file(weights, made / "model.safetensors")
 
 
+class Even(Grammar):
+    """Allow even tokens."""
+
+    def allowed(self, output: NDArray[np.int64], ahead: Sequence[int]) -> torch.Tensor | None:  # noqa: ARG002 -- the base's
+        """Tell which these are."""
+        return torch.arange(self._vocabulary) % 2 == 0
+
+
 def outputs(model: Transformer, name: str, resident: Resident | None = None) -> list[list[int]]:
-    """Run three requests under a spec, with kept rows that move and pages that are found again."""
+    """Run three requests under a spec, with kept rows that move, pages that are found again and a grammar."""
+    controls = Controls(grammar=Even(None, model.config.vocab, []))
     session = Session(compiled(name), model, pool=Pool(64, 8), prefix_cache=True, resident=resident)
     numbers = [
         session.add([1, 2, 3, 4, 5, 6, 7, 8, 9, last], Options(TOKENS, stop_ids=())) for last in (1, 2)
     ]
     session.run()
-    numbers.append(session.add([1, 2, 3, 4, 5, 6, 7, 8, 9, 3], Options(TOKENS, stop_ids=())))
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 3]
+    numbers.append(session.add(text, Options(TOKENS, stop_ids=(), controls=controls)))
     session.run()
+    assert all(token % 2 == 0 for token in session.result(numbers[-1]).token_ids)
     assert session.result(numbers[-1]).cached_tokens == 8
     return [session.result(number).token_ids for number in numbers]
 
