@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from fsm_spec import life_cycle, prefix_cache
-from fsm_spec.engine import Args
 from fsm_spec.executor.block import Block
 from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.carry import EMPTY, Scope
@@ -24,6 +23,7 @@ from fsm_spec.executor.prefix_cache import PrefixCache
 from fsm_spec.executor.request import Request, Tokens
 from fsm_spec.kernels.tree import Tree
 from fsm_spec.language.piece import Piece
+from fsm_spec.launch import Args
 from fsm_spec.step import Columns, Step, choose
 from fsm_spec.table import END, Row, Table
 
