@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -36,8 +36,11 @@ async def answer(order: Order, served: Served, engines: Engines, request: Reques
             engines.cancel(order.jobs)
             first[0].add(first[1])
             raise first[1].error
-        events = _events(writer, first)
-        return EventStream(events, lambda: engines.cancel(order.jobs), served.settings.stall)
+
+        def cancel() -> None:
+            engines.cancel(order.jobs)
+
+        return EventStream(_events(writer, first, cancel), cancel, served.settings.stall)
     try:
         await _unless_left(_finish(writer), request)
     except BaseException:
@@ -61,14 +64,17 @@ async def _next(writer: Writer) -> tuple[Choice, Delta]:
     return writer.choices[job.index], job.take()
 
 
-async def _events(writer: Writer, first: tuple[Choice, Delta]) -> AsyncGenerator[bytes]:
-    """Write the events of a stream: chunks as they come, errors in their place, and the closing."""
+async def _events(
+    writer: Writer, first: tuple[Choice, Delta], cancel: Callable[[], None]
+) -> AsyncGenerator[bytes]:
+    """Write the events of a stream: chunks as they come and the closing, or an error, which ends all choices."""
     yield b"".join(map(event, writer.opening()))
     left = len(writer.choices)
     choice, delta = first
     while True:
         if delta.error is not None:
             choice.add(delta)
+            cancel()
             yield event(delta.error.content()) + DONE
             return
         part = b"".join(map(event, writer.chunks(choice, delta)))

@@ -1,13 +1,19 @@
-"""A stream of events ends when its client leaves, whatever else happens at that moment."""
+"""A stream of events ends when its client leaves or a choice fails, and nothing of its request runs on."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, MutableMapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fsm_spec.executor.generate import Options
+from fsm_spec.executor.server.generation import answer
+from fsm_spec.executor.server.intake import Order
+from fsm_spec.executor.server.job import Delta, Job
+from fsm_spec.executor.server.refusal import Refusal
 from fsm_spec.executor.server.stream import EventStream
 
 Message = MutableMapping[str, Any]
@@ -46,3 +52,39 @@ async def _leave_as_a_part_is_sent(steps: int) -> None:
     async with asyncio.timeout(5):
         await running
     assert [True] == left
+
+
+def test_a_choice_that_fails_ends_the_others_of_its_stream() -> None:
+    """After the error nobody reads, so the choices that still run are cancelled."""
+    cancelled, sent = asyncio.run(_fail_one_of_two())
+    assert cancelled == [0, 1]
+    assert sent.endswith(b"data: [DONE]\n\n")
+    assert b"not_finite" in sent
+
+
+async def _fail_one_of_two() -> tuple[list[int], bytes]:
+    jobs = [Job("request", index, [1], 8, Options()) for index in range(2)]
+    order = Order("request", "cmpl", 0, 2, jobs, 1, stream=True)
+    for job in jobs:
+        job.ready = order.ready
+    cancelled: list[int] = []
+    sent: list[bytes] = []
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()  # the client stays
+        return {}
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+
+    engines: Any = SimpleNamespace(
+        submit=lambda _: None, cancel=lambda given: cancelled.extend(job.index for job in given)
+    )
+    served: Any = SimpleNamespace(fingerprint="", name="tiny", settings=SimpleNamespace(stall=30.0))
+    request: Any = SimpleNamespace(receive=receive, state=SimpleNamespace())
+    jobs[0].deliver(Delta("said", 1))
+    stream = await answer(order, served, engines, request)
+    jobs[0].deliver(Delta(error=Refusal("no law", code="not_finite", status=500)))
+    async with asyncio.timeout(5):
+        await stream({"type": "http"}, receive, send)
+    return cancelled, b"".join(sent)
