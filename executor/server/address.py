@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from fsm_spec.errors import UserError
@@ -27,10 +27,18 @@ def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
                     each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 chosen = sockets[0].getsockname()[1] if sockets else port
                 each.bind((address[0], chosen, *address[2:]))
+                # While both ends of a conflict allow reuse, Linux lets others bind what nobody listens at yet.
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
                 sockets.append(each)
         except (OSError, UnicodeError) as error:  # the latter of names that are none
             raise not_had(host, port, error) from None
         yield sockets
+
+
+def allow_restart(sockets: Sequence[socket.socket]) -> None:
+    """Prepare sockets to listen: connections inherit reuse, without which their remains would hold up a restart."""
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def not_had(host: str, port: int, error: OSError | UnicodeError) -> UserError:

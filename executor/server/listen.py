@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fsm_spec.errors import UserError
 from fsm_spec.executor.server import logs
-from fsm_spec.executor.server.address import not_had
+from fsm_spec.executor.server.address import allow_restart, not_had
 from fsm_spec.executor.server.app import Server
 
 # Seconds that last words may take to reach clients.
@@ -83,6 +83,7 @@ class _Draining(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
+        allow_restart(sockets or ())
         try:
             await super().startup(sockets)
         except OSError as error:

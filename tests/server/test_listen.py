@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fsm_spec.cli import application
 from fsm_spec.errors import UserError
 from fsm_spec.executor.server import command
-from fsm_spec.executor.server.address import bound
+from fsm_spec.executor.server.address import allow_restart, bound
 from fsm_spec.executor.server.command import Serving, build
 from fsm_spec.executor.server.listen import listen
 from fsm_spec.load import load
@@ -66,12 +66,37 @@ def test_an_address_that_cannot_be_had_is_told_first(
     assert (done.exit_code, sentence.format(port=port) in done.stderr) == (2, True), done.stderr
 
 
+def test_an_address_is_taken_once_it_is_bound() -> None:
+    """Of two servers that start together the second ends at once, long before the first one listens."""
+    with bound("127.0.0.1", 0) as first:
+        port = first[0].getsockname()[1]
+        with pytest.raises(UserError, match=f"127.0.0.1:{port} is in use"), bound("127.0.0.1", port):
+            pass
+
+
+def test_connections_that_linger_do_not_hold_up_a_restart() -> None:
+    """A server that closed connections leaves them in TIME_WAIT, and its successor binds all the same."""
+    with bound("127.0.0.1", 0) as sockets:
+        allow_restart(sockets)
+        sockets[0].listen()
+        address = sockets[0].getsockname()
+        with socket.create_connection(address) as client:
+            sockets[0].accept()[0].close()
+            assert client.recv(1) == b""
+    with bound(*address) as again:
+        allow_restart(again)
+        again[0].listen()
+        assert again[0].getsockname() == address
+
+
 def test_who_begins_to_listen_meanwhile_has_the_address(folder: Path) -> None:
-    """Two servers that start together may both bind a port; the later one says so as well."""
+    """Two servers may both bind a port in the moment in which one begins to listen; the later one says so as well."""
     run = Serving(**{**SERVING, "spec": "ar", "model": str(folder), "pages": 300})
     with bound("127.0.0.1", 0) as first:
         port = first[0].getsockname()[1]
+        allow_restart(first)
         with bound("127.0.0.1", port) as second:
+            allow_restart(second)
             first[0].listen()
             with pytest.raises(UserError, match=f"127.0.0.1:{port} is in use"):
                 listen(build(run, {"names": ("tiny",)}, load("ar")), second)
@@ -146,4 +171,5 @@ def test_a_killed_server_comes_back(folder: Path, tmp_path: Path) -> None:
         kill_in_the_middle(running)
     port = int(running.url.rpartition(":")[2])
     with bound("127.0.0.1", port) as sockets:
+        allow_restart(sockets)
         sockets[0].listen()
