@@ -62,6 +62,8 @@ class EventStream(Response):
             await self.events.aclose()
             if isinstance(ended, BaseException):
                 self.left()
+        if isinstance(ended, Exception) and not isinstance(ended, TimeoutError):
+            raise ended  # a fault of ours, for the log; whoever reads nothing for too long is none
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -56,6 +56,8 @@ class Worker:
         self.observer = observer
         self.jobs: dict[int, Job] = {}
         self.fault: BaseException | None = None
+        # Jobs at which the engine failed, in neither the queue nor the engine.
+        self._failed: list[Job] = []
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopping = False
@@ -78,6 +80,9 @@ class Worker:
             raise Refusal("the engine is not running", code="engine_down", status=503)
         self.queue.put(jobs, self.wait_estimate())
         self._wake.set()
+        # The thread may have ended meanwhile; whatever it has not found in the queue by then is told here.
+        if self._ended and [job for job in jobs if self.queue.remove(job)]:
+            raise Refusal("the engine is not running", code="engine_down", status=503)
 
     def wait_estimate(self) -> float:
         """Estimate the seconds until the queue has moved up by one, from the time between two ends of requests."""
@@ -99,7 +104,7 @@ class Worker:
                 future.set_exception(error)
 
         self._post(run)
-        if self._ended:  # what was posted before that has been run
+        if self._ended:  # what was posted before that is run, or has been
             raise Refusal("the engine is not running", code="engine_down", status=503)
         return await asyncio.wrap_future(future)
 
@@ -140,8 +145,9 @@ class Worker:
             self.fault = error
             logs.LOGGER.exception("the engine failed")
         failed = Refusal("the engine failed; see the server's log", code="engine_down", status=500)
-        self._fail_all(going_down("engine_down") if self.fault is None else failed)
+        # Before the queue is emptied, so that nobody who comes behind that waits for ever.
         self._ended = True
+        self._fail_all(going_down("engine_down") if self.fault is None else failed)
         self._act()
 
     def _act(self) -> None:
@@ -185,6 +191,9 @@ class Worker:
             self.observer.ended(job, "error")
             self._send([(job, Delta(error=Refusal(str(error))))])
             return
+        except BaseException:
+            self._failed.append(job)
+            raise
         job.started = time.perf_counter()
         self.jobs[job.number] = job
         self.observer.started(job)
@@ -194,13 +203,16 @@ class Worker:
         texts = self.session.iterate()
         now = time.perf_counter()
         deltas: list[tuple[Job, Delta]] = []
-        for number, text in texts.items():
-            job = self.jobs.get(number)
-            if job is not None:
-                deltas.append((job, self._delta(job, number, text, now)))
-        self.observer.iterated(now - before)
-        self.observer.changed(self)
-        self._send(deltas)
+        try:
+            for number, text in texts.items():
+                job = self.jobs.get(number)
+                if job is not None:
+                    deltas.append((job, self._delta(job, number, text, now)))
+            self.observer.iterated(now - before)
+            self.observer.changed(self)
+        finally:
+            # What others gave is theirs, even where the engine ends at one of them.
+            self._send(deltas)
 
     def _delta(self, job: Job, number: int, text: str, now: float) -> Delta:
         """Gather what a job gave, and forget it where it is at its end."""
@@ -242,7 +254,8 @@ class Worker:
 
     def _fail_all(self, refusal: Refusal) -> None:
         """Tell everyone who waits that nothing more will come."""
-        waiting = list(self.jobs.values())
+        waiting = [*self._failed, *self.jobs.values()]
+        self._failed.clear()
         self.jobs.clear()
         while self.queue.peek() is not None:
             waiting.append(self.queue.pop())

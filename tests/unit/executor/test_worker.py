@@ -1,0 +1,88 @@
+"""Whoever hands a job to the engine's thread hears of its end, also where the engine fails at it or is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fsm_spec.compile import compile_table
+from fsm_spec.executor.generate import Options
+from fsm_spec.executor.server.fair import FairQueue
+from fsm_spec.executor.server.job import Job
+from fsm_spec.executor.server.refusal import Refusal
+from fsm_spec.executor.server.worker import Worker
+from fsm_spec.load import load
+from fsm_spec.policy import Policy, Pool
+
+
+class Ends:
+    """Observe the ends of jobs alone."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Job, str]] = []
+
+    def ended(self, job: Job, reason: str) -> None:
+        """Note an end."""
+        self.seen.append((job, reason))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 -- whatever else is observed
+        return lambda *_: None
+
+
+def session() -> Any:  # noqa: ANN401 -- a session that can do nothing
+    """Return a session at which every job fails."""
+
+    def add(*_: object) -> int:
+        raise RuntimeError("no memory")
+
+    engine = SimpleNamespace(pool=Pool(9, 4), used_pages=0, waiting={}, live=[], policy=Policy())
+    runner = SimpleNamespace(table=compile_table(load("ar").spec))
+    return SimpleNamespace(engine=engine, runner=runner, has_work=False, add=add)
+
+
+def job() -> Job:
+    """Return a job of three tokens."""
+    return Job("request", 0, [1, 2, 3], 4, Options(4))
+
+
+def test_the_job_at_which_the_engine_fails_hears_of_it() -> None:
+    """It and those behind it end with an error each, once."""
+    asyncio.run(_fail_at_the_first())
+
+
+async def _fail_at_the_first() -> None:
+    ends, jobs = Ends(), [job(), job()]
+    worker = Worker(session(), FairQueue(9, 99), ends)
+    worker.start()
+    worker.submit(jobs)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(each.ready.get() for each in jobs))
+    errors = [each.take().error for each in jobs]
+    assert ["engine_down", "engine_down"] == [error.code for error in errors if error is not None]
+    assert [(each, "error") for each in jobs] == ends.seen
+    assert isinstance(worker.fault, RuntimeError)
+    with pytest.raises(Refusal, match="not running"):
+        worker.submit([job()])
+
+
+def test_a_job_that_comes_as_the_thread_ends_is_refused() -> None:
+    """Between the look whether the engine runs and the queue the thread may have come to its end."""
+    asyncio.run(_end_under_a_submit())
+
+
+async def _end_under_a_submit() -> None:
+    worker = Worker(session(), FairQueue(9, 99), Ends())
+    worker.start()
+    put = worker.queue.put
+
+    def late(jobs: list[Job], retry_after: float) -> None:
+        worker.stop()
+        put(jobs, retry_after)
+
+    worker.queue.put = late  # type: ignore[method-assign,assignment]
+    with pytest.raises(Refusal, match="not running"):
+        worker.submit([job(), job()])
+    assert not len(worker.queue)
