@@ -19,11 +19,6 @@ from fsm_spec.language.expression import evaluate
 from fsm_spec.launch import Chunk
 from fsm_spec.table import Table
 
-# The output that a prefill gives, as the life cycle's rows name it.
-NEXT = "next"
-# The hidden states of its last row, as draft models read them.
-FEATURES = "features"
-
 
 class ReadChunk(NamedTuple):
     """Name a chunk that runs: the rows of the target's batch up to its end, and how many of them give logits."""
@@ -105,9 +100,9 @@ class Prefill:
         found: dict[str, Output] = {}
         first = [self._first[number] for number in numbers if number in self._first]
         if len(first) == len(numbers):
-            found[NEXT] = np.concatenate(first)
+            found[life_cycle.NEXT] = np.concatenate(first)
         if all(number in self._states for number in numbers):
-            found[FEATURES] = torch.stack([self._states[number] for number in numbers])
+            found[life_cycle.FEATURES] = torch.stack([self._states[number] for number in numbers])
         return found
 
     def forget(self, number: int) -> None:
@@ -131,5 +126,4 @@ class Prefill:
         values = self.table.new_request(request.prompt, request.limit)
         values |= {"emitted": request.length - request.prompt, "kv": kv}
         rows = [row for row in self.table.rows_of(life_cycle.FIRST) if evaluate(row.guard, values)]
-        pieces = [piece for row in rows for piece in (*row.emit, *(p for _, ps in row.carries for p in ps))]
-        return any(piece.name == NEXT for piece in pieces)
+        return any(life_cycle.NEXT in row.read for row in rows)

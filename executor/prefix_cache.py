@@ -10,9 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fsm_spec import prefix_cache as rules
 from fsm_spec.executor.page_holders import PageHolders
 from fsm_spec.executor.request import Request, Tokens
+from fsm_spec.step import Columns
 from fsm_spec.table import Table
 
 _KEY_BYTES = 16
@@ -69,6 +73,13 @@ class PrefixCache:
         """Let a newcomer hold pages that it found."""
         self.allocator.hold(request, pages)
         self._entered[request] = len(pages)
+
+    def follow(self, table: Table, event: str, requests: NDArray[np.int64], after: Columns) -> None:
+        """Leave the pages that an event has filled, by the columns [n] after it, to requests that come later."""
+        if rules.commits(table, event):
+            full = rules.committed(table, event, after) // self.allocator.page_size
+            for number, pages in zip(requests.tolist(), full.tolist(), strict=True):
+                self.enter(number, pages)
 
     def enter(self, request: int, pages: int) -> None:
         """Leave the first pages of a request, which are full and committed, to those that come later.

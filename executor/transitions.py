@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fsm_spec import life_cycle, prefix_cache
+from fsm_spec import life_cycle
 from fsm_spec.executor.block import Block
 from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.carry import EMPTY, Scope
@@ -96,10 +96,8 @@ class Transitions:
         for row, members in self._taken if known else self._by_row(done.transition // 2, alive):
             self._move_carries(scope, row, members)
         self._append(event, scope.requests, states, done.emitted)
-        if self.prefixes is not None and prefix_cache.commits(self.table, event):
-            full = prefix_cache.committed(self.table, event, done.columns) // self.allocator.page_size
-            for number, pages in zip(requests.tolist(), full.tolist(), strict=True):
-                self.prefixes.enter(number, pages)
+        if self.prefixes is not None:
+            self.prefixes.follow(self.table, event, requests, done.columns)
         if alive is not None:
             for number in requests[done.columns["state"] == end].tolist():
                 self.roster.forget(number)

@@ -176,7 +176,7 @@ class _Compiler:
         """Give the carries that have a value where a request enters the start state."""
         known = {
             "text": Piece("text", fill, expression.add(Name("prompt"), Name("emitted"))),
-            "features": Piece("features", Const(0), Const(1)),
+            life_cycle.FEATURES: Piece(life_cycle.FEATURES, Const(0), Const(1)),
         }
         return tuple(
             (

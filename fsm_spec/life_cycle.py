@@ -22,7 +22,10 @@ Carries = tuple[tuple[str, tuple[Piece, ...]], ...]
 ADMIT, CHUNK, FIRST, PREEMPT, ABORT, HALT = "admit", "chunk", "first", "preempt", "abort", "halt"
 EVENTS = (ADMIT, CHUNK, FIRST, PREEMPT, ABORT, HALT)
 
-_NEXT = (Piece("next", Const(0), Const(1)),)
+# What a prefill gives: the token behind the text, and the hidden states of its last row, as draft models read them.
+NEXT, FEATURES = "next", "features"
+
+_NEXT = (Piece(NEXT, Const(0), Const(1)),)
 _KV: dict[str, Expr] = {"committed": Name("kv"), "provisional": Const(0), "scratch": Const(0)}
 _NOTHING: dict[str, Expr] = dict.fromkeys(_KV, Const(0))
 

@@ -127,6 +127,12 @@ class Row:
         # Compiled pieces have explicit ends, so the length of the whole is not needed.
         return expression.total(piece.length(expression.Const(1)) for piece in self.emit)
 
+    @cached_property
+    def read(self) -> frozenset[str]:
+        """Name what the row's emitted run and carries are taken from."""
+        pieces = (*self.emit, *(piece for _, given in self.carries for piece in given))
+        return frozenset(piece.name for piece in pieces)
+
     def content(self) -> dict[str, Any]:
         """Give the row as JSON values, the form that the digest reads."""
         return {

@@ -30,8 +30,6 @@ from fsm_spec.launch import Chunk
 from fsm_spec.rules.draft_rows import BESIDE
 from fsm_spec.table import PREFILL, WAIT, Table
 
-NEXT, FEATURES = "next", "features"
-
 
 class Prefill:
     """Give the work of prefill chunks of a table's requests, and admit those whose text is shorter than a block."""
@@ -104,10 +102,7 @@ class Chunks:
         self.variant = " ".join(filter(None, [f"{rows} rows", wishes.name, "prompt" if prompt else ""]))
         self.first = Transition(table, life_cycle.FIRST)
         self.chunk = Transition(table, life_cycle.CHUNK)
-        pieces = [
-            p for row in self.first.rows for p in (*row.emit, *(p for _, ps in row.carries for p in ps))
-        ]
-        self.samples = any(piece.name == NEXT for piece in pieces)
+        self.samples = any(life_cycle.NEXT in row.read for row in self.first.rows)
         self.place = torch.arange(rows, device=machine.state.device)
         self.masks = {unit: self._mask(unit) for unit in {1, table.prefill_block}}
         self.results: list[Form | ScoreForm] = [Form(life_cycle.FIRST, (), table.column_names)]
@@ -166,7 +161,7 @@ class Chunks:
         if self.samples:
             found += self._sample(scope, logits, (laid.begin + laid.tokens).unsqueeze(1))
         if hidden is not None:
-            scope.outputs[FEATURES] = _row(hidden, count - 1)
+            scope.outputs[life_cycle.FEATURES] = _row(hidden, count - 1)
         # The last piece of a chunk steps for the whole of it.
         steps, ends = laid.alive & (laid.whole > 0), laid.last > 0
         self.chunk.apply(scope, {"n": laid.whole.int()}, steps & ~ends)
@@ -180,7 +175,7 @@ class Chunks:
         law = shaped_first(scope, logits, positions, self.wishes) if self.wishes.adjusts else logits
         sampling = self.machine.state.sampling_of(scope.lines)
         token, _ = FIXED_OPERATORS["sample"](law, sampling, positions, Purpose.TARGET, "law")
-        scope.outputs[NEXT] = token
+        scope.outputs[life_cycle.NEXT] = token
         if not self.wishes.scores:
             return []
         form = next(each for each in self.results if each.event == life_cycle.FIRST)

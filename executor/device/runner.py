@@ -7,7 +7,7 @@ other at every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,19 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fsm_spec import life_cycle, prefix_cache
+from fsm_spec import life_cycle
 from fsm_spec.errors import FsmSpecError
-from fsm_spec.executor.device.control import Wishes, numbers_of, refuse, wishes_of
+from fsm_spec.executor.device.control import Wishes, refuse, wishes_of
 from fsm_spec.executor.device.grammars import Masks, MaskTable
 from fsm_spec.executor.device.graphs import Progress
 from fsm_spec.executor.device.levels import levels_of
-from fsm_spec.executor.device.mailbox import Mailbox, Newcomer, Taken
-from fsm_spec.executor.device.orders import ChunkOrder, Device, Done, Letter, Order, PhaseOrder
+from fsm_spec.executor.device.mailbox import Taken
+from fsm_spec.executor.device.orders import ChunkOrder, Device, Done, Order, PhaseOrder
 from fsm_spec.executor.device.pages import DevicePages
 from fsm_spec.executor.device.phase import Phase
 from fsm_spec.executor.device.pieces import numbers_of as piece_numbers
 from fsm_spec.executor.device.pieces import pieces_of
 from fsm_spec.executor.device.place import require_bytes
+from fsm_spec.executor.device.residents import Residents
 from fsm_spec.executor.device.results import Form, Results
 from fsm_spec.executor.device.scores import PROMPT, Scored, ScoreForm
 from fsm_spec.executor.prefix_cache import PrefixCache
@@ -85,28 +86,31 @@ class DeviceRunner:
         self.machine = device.machine
         self.state, self.graphs = device.state, device.graphs
         self._tell = tell
-        self.requests: dict[int, Request] = {}
+        self.residents = Residents(self.machine, self.graphs)
+        self.requests, self.pages = self.residents.requests, self.residents.pages
         self.forwards = 0
-        lines = self.state.sizes.lines
-        self._mail = Mailbox()
-        self.pages = DevicePages(self.state.sizes.pages, self.state.sizes.page_size)
-        self.prefixes: PrefixCache | None = None
         # Numbers of pages that were taken, on their way back.
         self._taken: list[tuple[Taken, Tensor]] = []
-        self._lines: dict[int, int] = {}
-        self._free = list(range(lines - 1, -1, -1))
         self._results: dict[str, Results] = {}
         self._firsts: dict[int, Results] = {}
         # Scored rows by event, those behind prefills by request.
         self._scored: dict[str | int, Scored] = {}
-        # Lines that were not left neutral by who asked for something.
-        self._shaped: set[int] = set()
         self.use(device.tiers.largest)
 
     def use(self, table: Table) -> None:
         """Run the coming launches under this table."""
         self.table = table
         self.prefill = self.device.prefills[table.digest]
+        self.residents.use(table, admits_here=self.prefill.admits_here)
+
+    @property
+    def prefixes(self) -> PrefixCache | None:
+        """Give the cache of full pages, if there is one."""
+        return self.residents.prefixes
+
+    @prefixes.setter
+    def prefixes(self, prefixes: PrefixCache | None) -> None:
+        self.residents.prefixes = prefixes
 
     def capture(self, progress: Progress | None = None) -> None:
         """Capture the graphs of all phases of all tiers; raises UserError where one is required and refused."""
@@ -131,47 +135,7 @@ class DeviceRunner:
 
     def resize(self, request: int, pages: int) -> None:
         """Follow the pages a request owns; 0 releases all."""
-        if not pages:
-            if self.prefixes is not None:
-                self.prefixes.leave(request)
-            self.pages.release(request)
-            return
-        self.pages.resize(request, pages)
-        line = self._lines.get(request)
-        if line is not None:
-            self._mail.resize(line, pages)
-
-    def _admit(self, number: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Give a request a line, with its text and parameters."""
-        request = self.requests[number]
-        if request.cached is None:
-            request.cached = after["kv"]
-        if after["state"] == self.table.codes[END]:
-            self.requests.pop(number)
-            return
-        line = self._lines[number] = self._free.pop()
-        found = len(self.pages.block_table(number))
-        newcomer = Newcomer(number, request, found * self.pages.page_size, self._asked(line, request))
-        columns = before if self.prefill.admits_here else after
-        self._mail.admit(line, newcomer, self.pages.held(number), found, columns)
-
-    def _asked(self, line: int, request: Request) -> Numbers:
-        """Lay out what a request asks of its logits; nothing where that is nothing, and the line says so."""
-        neutral = request.controls.neutral
-        if neutral and line not in self._shaped:
-            return np.zeros(0, np.int64)
-        (self._shaped.discard if neutral else self._shaped.add)(line)
-        return numbers_of(request, self.machine.vocabulary, self.machine.mask_id)
-
-    def _leave(self, number: int, *, known: bool) -> None:
-        """Free a request's line; one that is not `known` any more is forgotten."""
-        line = self._lines.pop(number, None)
-        if line is not None:
-            ended = self.table.new_request(0, 0) | {"state": self.table.codes[END]}
-            self._mail.leave(line, self.pages.named(number), ended)
-            self._free.append(line)
-        if not known:
-            self.requests.pop(number, None)
+        self.residents.resize(request, pages)
 
     # Launches --------------------------------------------------------------------------------------------------
 
@@ -206,7 +170,8 @@ class DeviceRunner:
     def submit(self, batches: Sequence[tuple[tuple[str, ...], Numbers]], chunks: Sequence[Chunk]) -> Ticket:
         """Send mail, and queue phases of (states, requests) and chunks on the device; nothing here waits."""
         phases = tuple(
-            PhaseOrder(states, self._wishes(numbers), self._padded(numbers)) for states, numbers in batches
+            PhaseOrder(states, self._wishes(numbers), self.residents.padded(numbers))
+            for states, numbers in batches
         )
         orders, riding = self._chunk_orders(chunks, phases)
         masks = self._masks(phases, batches, chunks)
@@ -244,12 +209,14 @@ class DeviceRunner:
         table = MaskTable(self.machine.vocabulary, self.device.mask_rows, self.machine.mask_id)
         for number in first:
             request = self.requests[number]
-            table.allow(self._lines[number], request, 0, request.length, [], draft=False)
+            table.allow(self.residents.lines[number], request, 0, request.length, [], draft=False)
         if followed:
             # What the host has decided comes first: columns and carries of newcomers.
             self._carry_out()
             for number, row, position, ahead, draft in self._seen(phases, batches, followed):
-                table.allow(self._lines[number], self.requests[number], row, position, ahead, draft=draft)
+                table.allow(
+                    self.residents.lines[number], self.requests[number], row, position, ahead, draft=draft
+                )
         return table.masks()
 
     def _follows(self, number: int) -> bool:
@@ -283,7 +250,7 @@ class DeviceRunner:
         masks: Masks | None = None,
     ) -> Done:
         """Put what waits in the mailbox and work into an order, and let all processes carry it out."""
-        letter, taken = self._letter()
+        letter, taken = self.residents.letter()
         order = Order(self.table.digest, letter, phases, chunks, masks)
         if self._tell is not None:
             self._tell(order)
@@ -332,7 +299,7 @@ class DeviceRunner:
         unit = self.table.prefill_block
         pieces, numbers = [], []
         for chunk in chunks:
-            own = pieces_of(chunk, self._lines[chunk.request], rows, unit)
+            own = pieces_of(chunk, self.residents.lines[chunk.request], rows, unit)
             pieces += own
             numbers += [NOBODY] * (len(own) - 1) + [chunk.request]
         wishes = self._wishes(np.array([chunk.request for chunk in chunks], np.int64))
@@ -379,42 +346,6 @@ class DeviceRunner:
     def _plan_model(self, state: str) -> str | None:
         return self.table.forwards[self.table.state(state).forward or ""].model
 
-    def _padded(self, numbers: Numbers) -> Numbers:
-        """Give the lines of requests, filled up to a batch size with the line that is nobody's."""
-        lines = np.full(self.graphs.bucket(len(numbers)), self.state.padding, np.int64)
-        lines[: len(numbers)] = [self._lines[number] for number in numbers.tolist()]
-        return lines
-
-    def _letter(self) -> tuple[Letter, Taken]:
-        """Empty the mailbox into a letter; say who takes pages by it."""
-        rows = self.graphs.bucket(len(self._mail.entries)) if self._mail.entries else 0
-        mail, taken = self._mail.pack(self.state, rows)
-        newcomers = self._mail.newcomers
-        heads = (
-            mail.reshape(-1),
-            np.array(self.pages.returned, np.int64),
-            *self._written(),
-            np.array(list(newcomers), np.int64),
-            np.array([each.hit for each in newcomers.values()], np.int64),
-        )
-        texts = [each.request.text for each in newcomers.values()]
-        asked = [each.controls for each in newcomers.values()]
-        self._mail.entries.clear()
-        self.pages.returned.clear()
-        self.pages.written.clear()
-        count = sum(taken.counts) if self.prefixes is not None else 0
-        return Letter(rows, tuple(newcomers), count, (*heads, *texts, *asked)), taken
-
-    def _written(self) -> tuple[Numbers, Numbers]:
-        """Give the places of block tables that change, and their pages; those of who has left do not matter."""
-        width = self.state.sizes.table
-        written = {
-            self._lines[request] * width + place: page
-            for request, place, page in self.pages.written
-            if request in self._lines
-        }
-        return np.array(list(written), np.int64), np.array(list(written.values()), np.int64)
-
     # Transitions -----------------------------------------------------------------------------------------------
 
     def stops(self, event: str, requests: Numbers, columns: Columns, args: Args) -> NDArray[np.int32]:
@@ -435,7 +366,7 @@ class DeviceRunner:
         """Follow a step: hold it to the device's, append what was emitted, count, and let lines go."""
         if event == life_cycle.ADMIT:
             for member, number in enumerate(requests.tolist()):
-                self._admit(number, _line(before, member), _line(done.columns, member))
+                self.residents.admit(number, _line(before, member), _line(done.columns, member))
             return
         if event in self.table.codes or event == life_cycle.FIRST:
             self._follow(event, requests, before, done)
@@ -448,7 +379,7 @@ class DeviceRunner:
                     self.requests[number].halt(emitted)
         if event in (life_cycle.PREEMPT, life_cycle.ABORT, life_cycle.HALT):
             for number in requests.tolist():
-                self._leave(number, known=event == life_cycle.PREEMPT)
+                self.residents.leave(number, known=event == life_cycle.PREEMPT)
 
     def _follow(self, event: str, requests: Numbers, before: Columns, done: Step) -> None:
         """Follow a step that the device has taken."""
@@ -475,14 +406,12 @@ class DeviceRunner:
                 self._scored.pop(number, None)
         self._leave_pages(event, requests, done)
         for number in requests[ended].tolist():
-            self._leave(number, known=False)
+            self.residents.leave(number, known=False)
 
     def _leave_pages(self, event: str, requests: Numbers, done: Step) -> None:
         """Leave the pages that an event has filled to requests that come later."""
-        if self.prefixes is not None and prefix_cache.commits(self.table, event):
-            full = prefix_cache.committed(self.table, event, done.columns) // self.pages.page_size
-            for number, pages in zip(requests.tolist(), full.tolist(), strict=True):
-                self.prefixes.enter(number, pages)
+        if self.prefixes is not None:
+            self.prefixes.follow(self.table, event, requests, done.columns)
 
     @staticmethod
     def _compare(event: str, results: Results, done: Step) -> None:
@@ -516,7 +445,7 @@ class DeviceRunner:
     def held_pages(self, request: int) -> int:
         """Count the pages that a request holds on the device; waits for the device."""
         self._carry_out()
-        line = self._lines.get(request)
+        line = self.residents.lines.get(request)
         return 0 if line is None else int(self.state.held[line])
 
 

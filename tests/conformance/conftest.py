@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from page_books import check_pages
 
 from fsm_spec.compile import compile_table
 from fsm_spec.executor.adapter import random_adapter
+from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.generate import Options, Session, trace_header
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.random_drafters import random_drafters
@@ -76,7 +78,8 @@ class Executor:
         while session.has_work:
             session.iterate()
             if replays:
-                self._check_pages(session)
+                assert isinstance(session.allocator, PageAllocator)
+                check_pages(session.engine, session.allocator)
         assert pool.pages == session.allocator.free
         results = [session.result(number) for number in numbers]
         return Outputs(
@@ -91,13 +94,6 @@ class Executor:
         if seeds is None:
             return options
         return Options(options.max_tokens, options.sampling, seeds[index], options.stop_ids, options.stop)
-
-    def _check_pages(self, session: Session) -> None:
-        engine = session.engine
-        for slot in engine.live.tolist():
-            assert int(engine.pages[slot]) == session.allocator.held(int(engine.requests[slot]))
-        session.allocator.check()
-        assert engine.used_pages + session.allocator.free == engine.pool.pages
 
 
 @pytest.fixture(scope="session")

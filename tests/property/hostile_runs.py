@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from followed_trace import follow
+from page_books import check_pages
 from shipped_specs import SPECS
 
 from fsm_spec.compile import compile_table
@@ -192,7 +193,7 @@ class Drive:
                 continue
             report = self.engine.iterate()
             assert not (report.idle and self.engine.has_work), "nothing moves, and requests wait"
-            self._check_pages()
+            check_pages(self.engine, self.allocator)
             self._make_stale()
         assert self.allocator.free == self.case.pool.pages, "pages are left over"
         return [request.output for request in self.requests.values()]
@@ -206,15 +207,6 @@ class Drive:
         number = self.engine.submit(len(arrival.prompt), arrival.limit)
         self.runner.add(number, request)
         self.requests[number] = request
-
-    def _check_pages(self) -> None:
-        engine = self.engine
-        for slot in engine.live.tolist():
-            assert int(engine.pages[slot]) == self.allocator.held(int(engine.requests[slot]))
-        self.allocator.check()
-        assert engine.used_pages + self.allocator.free == engine.pool.pages, (
-            "pages counted are not those held"
-        )
 
     def _make_stale(self) -> None:
         """Make every slot whose KV is not committed unreadable, so that a wrong read shows as another token."""
