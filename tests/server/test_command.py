@@ -25,7 +25,7 @@ from fsm_spec.replay import replay
         ("slots.yaml", (), "abstract model"),
         ("echo.yaml", ("--policy", "greedy"), "block each other"),
         ("echo.yaml", ("--policy", "nobody"), "no policy is called"),
-        ("echo.yaml", ("--set", "k=99"), "k"),
+        ("echo.yaml", ("--set", "k=99"), "k=99 is out of range"),
         ("echo.yaml", ("--draft", "x"), "write NAME=FOLDER"),
         ("echo.yaml", ("--log-format", "xml"), "give text or json"),
         ("echo.yaml", ("--model", "nowhere"), 'there is no model "nowhere"'),
@@ -45,7 +45,9 @@ def test_what_cannot_be_served_is_refused(
     """A broken or refuted spec, a policy that stands still, or a wrong option never has weights read."""
     monkeypatch.delattr(SafetensorsFolder, "__enter__")
     path = project / "docs" / "examples" / spec
-    done = CliRunner().invoke(application(), ["serve", str(path), "--model", str(folder), *options])
+    # Any port: tests run side by side, and of two servers on one port the second ends before all else.
+    given = ["serve", str(path), "--model", str(folder), "--port", "0", *options]
+    done = CliRunner().invoke(application(), given)
     assert done.exit_code == 2
     assert sentence in done.stderr
 

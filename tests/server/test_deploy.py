@@ -42,5 +42,5 @@ def test_what_the_examples_start_is_a_command(deploy: Path) -> None:
     assert image
     assert unit
     for words in (json.loads(image[1]), shlex.split(unit[1])):
-        done = CliRunner().invoke(application(), ["serve", *words, "--policy", "nobody"])
+        done = CliRunner().invoke(application(), ["serve", *words, "--port", "0", "--policy", "nobody"])
         assert (done.exit_code, "no policy is called" in done.stderr) == (2, True), done.stderr

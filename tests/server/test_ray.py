@@ -24,7 +24,8 @@ def test_without_ray_a_sentence_names_the_layer(project: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.serve", None)
     spec = project / "docs" / "examples" / "echo.yaml"
-    done = CliRunner().invoke(application(), ["serve", str(spec), "--replicas", "2", "--model", "nowhere"])
+    options = ["--port", "0", "--replicas", "2", "--model", "nowhere"]
+    done = CliRunner().invoke(application(), ["serve", str(spec), *options])
     assert done.exit_code == 2
     assert "--replicas needs Ray Serve" in done.stderr
     assert "fsm-spec[ray]" in done.stderr

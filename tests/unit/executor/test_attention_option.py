@@ -17,7 +17,7 @@ def test_auto_and_torch_run_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["triton", "flashinfer"])
-@pytest.mark.parametrize("command", [["generate", "ar", "--prompt", "x"], ["serve", "ar"]])
+@pytest.mark.parametrize("command", [["generate", "ar", "--prompt", "x"], ["serve", "ar", "--port", "0"]])
 def test_a_kernel_without_its_device_is_refused(command: list[str], wanted: str) -> None:
     """Before any model loads, in one sentence, with the way out."""
     done = CliRunner().invoke(application(), [*command, "--attention", wanted])

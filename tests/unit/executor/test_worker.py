@@ -19,10 +19,15 @@ from fsm_spec.policy import Policy, Pool
 
 
 class Ends:
-    """Observe the ends of jobs alone."""
+    """Observe the ends of jobs, and how many wait where levels are told."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[Job, str]] = []
+        self.waiting: list[int] = []
+
+    def changed(self, worker: Worker) -> None:
+        """Note who waits."""
+        self.waiting.append(len(worker.queue))
 
     def ended(self, job: Job, reason: str) -> None:
         """Note an end."""
@@ -86,3 +91,20 @@ async def _end_under_a_submit() -> None:
     with pytest.raises(Refusal, match="not running"):
         worker.submit([job(), job()])
     assert not len(worker.queue)
+
+
+def test_levels_are_those_that_an_answer_tells() -> None:
+    """Whoever is told that nobody waits any more, and reads the metrics then, finds the same there."""
+    asyncio.run(_ask_behind_a_cancel())
+
+
+async def _ask_behind_a_cancel() -> None:
+    ends, waiting = Ends(), job()
+    worker = Worker(session(), FairQueue(9, 99), ends)
+    worker.queue.put([waiting], 1)
+    worker.cancel([waiting])
+    asked = asyncio.create_task(worker.call(lambda: ends.waiting[-1:]))
+    await asyncio.sleep(0)  # it stands in the inbox, behind the cancel
+    worker.start()
+    assert [0] == await asked
+    worker.stop()
