@@ -259,5 +259,6 @@ def mass_of(
     REAL: tl.constexpr,
 ):
     """Return the mass of one token relative to the best one's, 0 where it is not kept or no token."""
-    ids, mass = weights(row, token, width, exclude, heat, top, kth, least, low, limit, 1, BITS, REAL)
-    return tl.sum(tl.where(ids >= 0, mass, 0.0), 0)
+    known = tl.maximum(token, 0)
+    ids, mass = weights(row, known, width, exclude, heat, top, kth, least, low, limit, 1, BITS, REAL)
+    return tl.sum(tl.where(ids == token, mass, 0.0), 0)

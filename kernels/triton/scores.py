@@ -59,10 +59,15 @@ def divided(value, temperature, REAL: tl.constexpr):
 
 @triton.jit
 def loaded(row, start, width, exclude, BLOCK: tl.constexpr):
-    """Load a block of a row -> (ids, which are tokens, logits); `exclude` (-1: none) is none."""
+    """Load a block of a row -> (ids, which are tokens, logits); `exclude` (-1: none) is none.
+
+    A mask that could change between neighbours would cost one load a logit: `exclude` is taken out behind it.
+    """
     ids = start + tl.arange(0, BLOCK)
-    there = (ids >= 0) & (ids < width) & (ids != exclude)
-    return ids, there, tl.load(row + ids, mask=there, other=float("-inf"))
+    inside = ids < width
+    raw = tl.load(row + ids, mask=inside, other=float("-inf"))
+    there = inside & (ids != exclude)
+    return ids, there, tl.where(there, raw, float("-inf"))
 
 
 @triton.jit
