@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fsm_spec.kernels.fixed.law import SamplingColumns
+from fsm_spec.kernels.triton.bounds import STAGES
 from fsm_spec.kernels.triton.launch import Specialisation
 from fsm_spec.kernels.triton.law import (
     block_at,
@@ -30,6 +31,8 @@ from fsm_spec.kernels.triton.randomness import uniform
 from fsm_spec.kernels.triton.scores import BLOCK as BLOCK_OF_ROWS
 from fsm_spec.kernels.triton.scores import WARPS, Statistics, best_of, loaded, temperature_of
 
+# With 16 warps the residual's loop, which loads two rows ahead, is cut to 64 registers and spills.
+WARPS_AT_THE_END = 8
 # Purposes of draws, as `kernels/randomness.py` numbers them.
 TARGET, ACCEPT, RESIDUAL = tl.constexpr(1), tl.constexpr(3), tl.constexpr(4)
 
@@ -40,7 +43,7 @@ def reaches_top(row, draft, width, exclude, top, BLOCK: tl.constexpr, REAL: tl.c
     possible = (draft >= 0) & (draft < width) & (draft != exclude)
     score = tl.load(row + draft, mask=possible, other=float("-inf")).to(REAL)
     above = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, width, BLOCK):
+    for start in tl.range(0, width, BLOCK, num_stages=STAGES):
         ids, there, raw = loaded(row, start, width, exclude, BLOCK)
         above += (there & (raw.to(REAL) > score)).to(tl.int32)
     return (tl.sum(above, 0) < top) & (score > float("-inf"))
@@ -52,6 +55,7 @@ def judge_rows(
     maxima,
     places,
     sums,
+    near,
     temperature,
     top_k,
     top_p,
@@ -96,7 +100,7 @@ def judge_rows(
             stand = reaches_top(row, draft, width, exclude, top, BLOCK, REAL)
         elif RULE != "greedy":
             heat, best, kth, least, low, limit, found = law_of(
-                row, at * blocks, request, maxima, places, sums, temperature, top_k, top_p, min_p,
+                row, at * blocks, request, maxima, places, sums, near + at * BLOCK, temperature, top_k, top_p, min_p,
                 width, exclude, blocks, BLOCK, BLOCKS, BITS, REAL, RAW,
             )  # fmt: skip
             store_law(reals, keys, masses, at, best, kth, least, low, limit, found, BLOCKS)
@@ -203,7 +207,6 @@ def end_requests(
         row = logits + at.to(tl.int64) * stride
         heat = temperature_of(temperature, request, REAL)
         top, kth, least, low, limit, found = stored_law(reals, keys, masses, at, BLOCKS, BITS)
-        seed, position = tl.load(seeds + request), tl.load(positions + at)
         purpose = TARGET
         rejected = -1
         q_row = q
@@ -217,7 +220,7 @@ def end_requests(
                 total = whole(found, REAL)
                 blocks = tl.arange(0, BLOCKS)
                 sums = tl.zeros([BLOCKS], tl.float64)
-                for start in range(0, width, BLOCK):
+                for start in tl.range(0, width, BLOCK, num_stages=STAGES):
                     ids, mass = left_over(
                         row, q_row, start, rejected, total, width, exclude, heat, top, kth, least, low, limit,
                         HAS_Q, BLOCK, BITS, REAL,
@@ -228,7 +231,7 @@ def end_requests(
                 else:  # what is left has no mass: the correction is drawn from p
                     rejected = -1
                     total = tl.full([], 1.0, REAL)
-        share = uniform(seed, position, purpose)
+        share = uniform(tl.load(seeds + request), tl.load(positions + at), purpose)
         block, target = block_at(found, share, BLOCKS)
         ids, mass = left_over(
             row, q_row, block * BLOCK, rejected, total, width, exclude, heat, top, kth, least, low, limit,
@@ -263,7 +266,7 @@ def accept(
     proposed = found.maxima if q is None else q.contiguous()
     options = {"RULE": rule, "HAS_Q": q is not None, **found.constants}
     judge_rows[(n * r,)](
-        flat, found.maxima, found.places, found.sums, *sampling, positions, drafts, count, proposed,
+        flat, found.maxima, found.places, found.sums, found.room(), *sampling, positions, drafts, count, proposed,
         stands, picks, *kept, found.stride, r, width, found.exclude, found.blocks, top, threshold,
         RAW=found.raw, **options,
     )  # fmt: skip
@@ -271,7 +274,7 @@ def accept(
     end_requests[(n,)](
         flat, sampling.temperature, sampling.seeds, positions, drafts, count, proposed, stands, picks, *kept,
         accepted, tokens, found.stride, r, width, found.exclude,
-        ROWS=triton.next_power_of_2(r + 1), **options,
+        ROWS=triton.next_power_of_2(r + 1), **options | {"num_warps": WARPS_AT_THE_END},
     )  # fmt: skip
     return accepted, tokens
 
@@ -279,7 +282,7 @@ def accept(
 _COLUMNS = "*fp64:16 *i64:16 *fp64:16 *fp64:16"
 _KEPT = "*fp32:16 *i64:16 *fp64:16"
 _JUDGED = (
-    f"*bf16:16 *fp32:16 *i32:16 *fp64:16 {_COLUMNS} *i64:16 *i64:16 *i64:16 *i64:16 *fp32:16 *i32:16 *i64:16 {_KEPT} "
+    f"*bf16:16 *fp32:16 *i32:16 *fp64:16 *i32:16 {_COLUMNS} *i64:16 *i64:16 *i64:16 *i64:16 *fp32:16 *i32:16 *i64:16 {_KEPT} "
     "i32:16 i32 i32:16 i32 i32 i32 fp32"
 )
 _ENDED = (
@@ -301,7 +304,7 @@ SPECIALISATIONS = (
             end_requests,
             _ENDED,
             {"RULE": rule, "HAS_Q": True, "ROWS": 16, **_SHAPE},
-            warps=WARPS,
+            warps=WARPS_AT_THE_END,
         )
         for rule in ("rejection", "threshold")
     ),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fsm_spec.kernels.triton.bounds import bounds
+from fsm_spec.kernels.triton.bounds import STAGES, bounds
 from fsm_spec.kernels.triton.scores import (
     GREEDY_BELOW,
     best_of,
@@ -69,7 +69,7 @@ def kept_sums(
     """Sum the kept mass of each block -> float64 [BLOCKS]."""
     each = tl.arange(0, BLOCKS)
     sums = tl.zeros([BLOCKS], tl.float64)
-    for start in range(0, width, BLOCK):
+    for start in tl.range(0, width, BLOCK, num_stages=STAGES):
         ids, mass = weights(row, start, width, exclude, heat, top, kth, least, low, limit, BLOCK, BITS, REAL)
         sums = tl.where(each == start // BLOCK, tl.sum(mass.to(tl.float64), 0), sums)
     return sums
@@ -83,6 +83,7 @@ def law_of(
     maxima,
     places,
     sums,
+    near,
     temperature,
     top_k,
     top_p,
@@ -122,7 +123,9 @@ def law_of(
         found = tl.where(each == place // BLOCK, 1.0, 0.0).to(tl.float64)
     elif (k > 0) | (share < 1.0) | (least > 0.0):
         total = tl.sum(found, 0)
-        kth, low, limit = bounds(row, width, exclude, heat, top, total, k, share, BLOCK, BITS, REAL, RAW)
+        kth, low, limit = bounds(
+            row, near, width, exclude, heat, top, total, k, share, BLOCK, BITS, REAL, RAW
+        )
         found = kept_sums(row, width, exclude, heat, top, kth, least, low, limit, BLOCK, BLOCKS, BITS, REAL)
     return heat, top, kth, least, low, limit, found
 
@@ -212,6 +215,7 @@ def keep_laws(
     maxima,
     places,
     sums,
+    near,
     temperature,
     top_k,
     top_p,
@@ -237,7 +241,7 @@ def keep_laws(
     if at % rows_each < tl.load(count + request):
         row = logits + at.to(tl.int64) * stride
         heat, top, kth, least, low, limit, found = law_of(
-            row, at * blocks, request, maxima, places, sums, temperature, top_k, top_p, min_p,
+            row, at * blocks, request, maxima, places, sums, near + at * BLOCK, temperature, top_k, top_p, min_p,
             width, exclude, blocks, BLOCK, BLOCKS, BITS, REAL, RAW,
         )  # fmt: skip
         store_law(reals, keys, masses, at, top, kth, least, low, limit, found, BLOCKS)

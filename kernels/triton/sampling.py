@@ -27,6 +27,7 @@ def sample_rows(
     maxima,
     places,
     sums,
+    near,
     temperature,
     top_k,
     top_p,
@@ -57,7 +58,7 @@ def sample_rows(
     _, token = best_of(maxima, places, at * blocks, blocks, width, BLOCKS)
     if DRAWS or (LAW and not POINT):
         heat, top, kth, least, low, limit, found = law_of(
-            row, at * blocks, request, maxima, places, sums, temperature, top_k, top_p, min_p,
+            row, at * blocks, request, maxima, places, sums, near + at * BLOCK, temperature, top_k, top_p, min_p,
             width, exclude, blocks, BLOCK, BLOCKS, BITS, REAL, RAW,
         )  # fmt: skip
         if DRAWS:
@@ -111,7 +112,7 @@ def sample(
     tokens = torch.empty((n, r), dtype=torch.int64, device=logits.device)
     laws = as_real(logits[:0]).new_empty((n, r, width) if want_law else (0,))
     sample_rows[(n * r,)](
-        flat, found.maxima, found.places, found.sums, *sampling, positions.contiguous(), tokens, laws,
+        flat, found.maxima, found.places, found.sums, found.room(), *sampling, positions.contiguous(), tokens, laws,
         found.stride, r, width, found.exclude, found.blocks,
         PURPOSE=purpose, DRAWS=rule == "law", LAW=want_law, POINT=rule == "argmax", RAW=found.raw, **found.constants,
     )  # fmt: skip
@@ -119,7 +120,7 @@ def sample(
 
 
 _COLUMNS = "*fp64:16 *i64:16 *fp64:16 *fp64:16 *i64:16"
-_STATISTICS = "*fp32:16 *i32:16 *fp64:16"
+_STATISTICS = "*fp32:16 *i32:16 *fp64:16 *i32:16"
 _ROWS = f"*bf16:16 {_STATISTICS} {_COLUMNS} *i64:16 *i64:16 *fp32:16 i32:16 i32 i32:16 i32 i32"
 _SHAPE = {"BLOCK": 2048, "BLOCKS": 128, "BITS": 16, "REAL": tl.float32, "RAW": tl.bfloat16}
 SPECIALISATIONS = (

@@ -59,15 +59,13 @@ def divided(value, temperature, REAL: tl.constexpr):
 
 @triton.jit
 def loaded(row, start, width, exclude, BLOCK: tl.constexpr):
-    """Load a block of a row -> (ids, which are tokens, logits); `exclude` (-1: none) is none.
+    """Load a block of a row -> (ids, which are tokens, logits); `exclude` (-1: none) is no token, but has a logit.
 
-    A mask that could change between neighbours would cost one load a logit: `exclude` is taken out behind it.
+    A mask that may differ between neighbours would cost a load a logit, so that `exclude` cannot be part of it.
     """
     ids = start + tl.arange(0, BLOCK)
     inside = ids < width
-    raw = tl.load(row + ids, mask=inside, other=float("-inf"))
-    there = inside & (ids != exclude)
-    return ids, there, tl.where(there, raw, float("-inf"))
+    return ids, inside & (ids != exclude), tl.load(row + ids, mask=inside, other=float("-inf"))
 
 
 @triton.jit
@@ -106,7 +104,7 @@ def block_statistics(
     """
     row, block = tl.program_id(0), tl.program_id(1)
     ids, there, raw = loaded(logits + row.to(tl.int64) * stride, block * BLOCK, width, exclude, BLOCK)
-    value = raw.to(REAL)
+    value = tl.where(there, raw.to(REAL), float("-inf"))
     best = tl.max(value, 0)
     place = tl.min(tl.where((value == best) & there, ids, width - 1), 0)
     heat = temperature_of(temperature, row // rows_each, REAL)
@@ -214,6 +212,10 @@ class Statistics:
         return cls(
             maxima, places, sums, others, flat.stride(0), width, out, blocks, constants, RAWS[flat.dtype]
         )
+
+    def room(self) -> Tensor:
+        """Return memory for the tokens that `bounds.list_nearest` lists of each row."""
+        return self.places.new_empty((len(self.places), self.constants["BLOCK"]))
 
     def rooms(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return memory for one law a row, as `store_law` keeps it."""

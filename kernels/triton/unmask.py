@@ -30,6 +30,7 @@ def propose_rows(
     maxima,
     places,
     sums,
+    near,
     plain,
     temperature,
     top_k,
@@ -60,7 +61,7 @@ def propose_rows(
     if (tl.load(tokens + at) == MASKED) & (at % rows_each < tl.load(counts + request)):
         row = logits + at.to(tl.int64) * stride
         heat, top, kth, least, low, limit, found = law_of(
-            row, at * blocks, request, maxima, places, sums, temperature, top_k, top_p, min_p,
+            row, at * blocks, request, maxima, places, sums, near + at * BLOCK, temperature, top_k, top_p, min_p,
             width, exclude, blocks, BLOCK, BLOCKS, BITS, REAL, RAW,
         )  # fmt: skip
         # The turn salts the position, as `kernels/randomness.py:salted` does.
@@ -179,7 +180,7 @@ def unmask(
     proposed = torch.empty_like(tokens)
     confidence, entropy = found.maxima.new_empty((n, r)), found.sums.new_empty((n, r))
     propose_rows[(n * r,)](
-        flat, found.maxima, found.places, found.sums, found.plain, *sampling, positions.contiguous(), turns,
+        flat, found.maxima, found.places, found.sums, found.room(), found.plain, *sampling, positions.contiguous(), turns,
         tokens, counts, proposed, confidence, entropy,
         found.stride, r, width, found.exclude, found.blocks, RAW=found.raw, **found.constants,
     )  # fmt: skip
@@ -201,7 +202,7 @@ def unmask(
 
 _IDS = "*i64:16"
 _ROWS = (
-    "*bf16:16 *fp32:16 *i32:16 *fp64:16 *fp64:16 *fp64:16 *i64:16 *fp64:16 *fp64:16 *i64:16 "
+    "*bf16:16 *fp32:16 *i32:16 *fp64:16 *i32:16 *fp64:16 *fp64:16 *i64:16 *fp64:16 *fp64:16 *i64:16 "
     f"{_IDS} {_IDS} {_IDS} {_IDS} {_IDS} *fp32:16 *fp64:16 i32:16 i32 i32:16 i32 i32"
 )
 _SHAPE = {"BLOCK": 2048, "BLOCKS": 128, "BITS": 16, "REAL": tl.float32, "RAW": tl.bfloat16}

@@ -188,7 +188,7 @@ def walk(
     statistics = Statistics.of(flat, sampling.temperature, v, exclude, block)
     laws = statistics.rooms()
     keep_laws[(n * v,)](
-        flat, statistics.maxima, statistics.places, statistics.sums, *sampling[:4], tree.count, *laws,
+        flat, statistics.maxima, statistics.places, statistics.sums, statistics.room(), *sampling[:4], tree.count, *laws,
         statistics.stride, v, width, statistics.exclude, statistics.blocks, RAW=statistics.raw, **statistics.constants,
     )  # fmt: skip
     try_children[(n,)](
@@ -209,7 +209,7 @@ SPECIALISATIONS = (
     Specialisation(
         "bf16",
         keep_laws,
-        f"*bf16:16 *fp32:16 *i32:16 *fp64:16 *fp64:16 *i64:16 *fp64:16 *fp64:16 {_IDS} {_KEPT} "
+        f"*bf16:16 *fp32:16 *i32:16 *fp64:16 *i32:16 *fp64:16 *i64:16 *fp64:16 *fp64:16 {_IDS} {_KEPT} "
         "i32:16 i32 i32:16 i32 i32",
         {**_SHAPE, "RAW": tl.bfloat16},
         warps=WARPS,
