@@ -23,7 +23,7 @@ from rich.table import Table
 
 BUDGETS = Path(__file__).resolve().parent / "kernel_budgets.yaml"
 # Stack and vector spills go through memory in the inner loop: for them there is no budget but 0.
-BUDGETED = ("registers", "scalar_spills", "shared")
+BUDGETED = ("registers", "scalar_spills", "shared", "narrow_loads")
 Budgets = Mapping[str, Mapping[str, Mapping[str, int]]]
 
 
@@ -73,12 +73,21 @@ def compile_all(only: list[str], targets: list[str]) -> Iterator[Line]:
 def show(lines: list[Line], faults: list[list[str]]) -> None:
     """Print one row a form and target."""
     table = Table("kernel", "target")
-    for head in ("registers", "stack", "spills", "scalar spills", "shared bytes", "compile s"):
+    for head in (
+        "registers",
+        "stack",
+        "spills",
+        "scalar spills",
+        "shared bytes",
+        "narrow loads",
+        "compile s",
+    ):
         table.add_column(head, justify="right")
     table.add_column("budget")
     for line, wrong in zip(lines, faults, strict=True):
         took = (
-            line.took.get(name, "-") for name in ("registers", "stack", "spills", "scalar_spills", "shared")
+            line.took.get(name, "-")
+            for name in ("registers", "stack", "spills", "scalar_spills", "shared", "narrow_loads")
         )
         table.add_row(
             line.form, line.target, *map(str, took), str(line.compile_s), "; ".join(wrong) or "kept"

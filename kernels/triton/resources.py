@@ -47,6 +47,8 @@ class Resources:
     """Scalar registers spilled into vector registers (AMD)"""
     shared: int
     """Bytes of shared memory"""
+    narrow_loads: int
+    """Loads of a thread from global memory of less than 4 bytes: a row read by them takes several times as long"""
 
 
 def forms() -> Iterator[tuple[str, Specialisation]]:
@@ -99,13 +101,17 @@ def _of_nvidia(binary: bytes, shared: int) -> Resources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        told = subprocess.run(  # noqa: S603 -- the tool of the installed wheel
-            [_TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        told, code = (
+            subprocess.run(  # noqa: S603 -- the tool of the installed wheel
+                [_TOOLS / "cuobjdump", option, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for option in ("-res-usage", "-sass")
+        )
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
     assert found, f"cuobjdump says {told!r}"
     registers, stack, local = map(int, found.groups())
-    return Resources(registers, stack, local, 0, shared)
+    narrow = len(re.findall(r"\bLDG\.[A-Z0-9.]*\b[SU](?:8|16)\b", code))
+    return Resources(registers, stack, local, 0, shared, narrow)
 
 
 def _of_amd(assembly: str, shared: int) -> Resources:
@@ -120,4 +126,5 @@ def _of_amd(assembly: str, shared: int) -> Resources:
         read("vgpr_spill_count"),
         read("sgpr_spill_count"),
         shared,
+        len(re.findall(r"\b(?:global|buffer)_load_[su](?:byte|short)", assembly)),
     )

@@ -16,6 +16,7 @@ from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.kernels.randomness import Purpose
 from fsm_spec.kernels.sampling import Rule
 from fsm_spec.kernels.triton.sampling import sample
+from fsm_spec.kernels.triton.scores import Statistics
 
 BLOCK = 16
 
@@ -51,6 +52,48 @@ def test_law_of_ties(dtype: torch.dtype) -> None:
         _, law = sample(*inputs, exclude=None, want_law=True, block=8)
         assert kept == law[0, 0].nonzero().squeeze(1).tolist() == expected[0, 0].nonzero().squeeze(1).tolist()
         torch.testing.assert_close(law, expected, rtol=0, atol=2e-6)
+
+
+def test_bounds_over_listed_tokens_and_over_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peaked row lists what top-k and top-p can keep, a flat one is searched whole; either gives the same law."""
+    source = torch.Generator().manual_seed(6)
+    peaked = (torch.randn(150, generator=source) * 4).to(torch.bfloat16)
+    flat = (torch.randn(150, generator=source) / 4).to(torch.bfloat16)
+    even = torch.zeros(150, dtype=torch.bfloat16)
+    # With whether tokens are listed; of three rows the list falls short, by its mass or by its count.
+    rows = [
+        (peaked, SamplingParams(0.7, 5, 0.9), True),
+        (peaked, SamplingParams(1.0, 0, 0.8), True),
+        (peaked, SamplingParams(1.0, 20), True),
+        (peaked, SamplingParams(4.0, 0, 0.95), True),
+        (peaked, SamplingParams(1.0, 33, 0.9), True),
+        (flat, SamplingParams(1.0, 0, 0.9, 0.1), False),
+        (flat, SamplingParams(0.2, 149, 0.3), True),
+        (even, SamplingParams(1.0, 0, 0.2), False),
+        (torch.cat([even[:20] + 9, peaked[20:]]), SamplingParams(1.0, 0, 0.5), True),
+        (peaked, SamplingParams(1.0, 0, 1.0, 0.2), False),
+    ]
+    rooms: list[torch.Tensor] = []
+
+    def room(found: Statistics) -> torch.Tensor:
+        rooms.append(torch.full((len(found.places), found.constants["BLOCK"]), -7, dtype=torch.int32))
+        return rooms[-1]
+
+    monkeypatch.setattr(Statistics, "room", room)
+    columns = SamplingColumns.of([params for _, params, _ in rows], range(len(rows)))
+    inputs = (
+        torch.stack([row for row, _, _ in rows]).unsqueeze(1),
+        columns,
+        torch.zeros(len(rows), 1).long(),
+    )
+    for exclude in (None, int(peaked.argmax())):
+        expected, laws = fixed.sample_torch(*inputs, Purpose.TARGET, "law", exclude=exclude, want_law=True)
+        tokens, found = sample(*inputs, Purpose.TARGET, "law", exclude=exclude, want_law=True, block=32)
+        assert tokens.tolist() == expected.tolist()
+        assert ((found > 0) == (laws > 0)).all()
+        torch.testing.assert_close(found, laws, rtol=0, atol=2e-6)
+        if exclude is None:
+            assert [listed for _, _, listed in rows] == (rooms[-1] >= 0).any(1).tolist()
 
 
 def test_op_on_a_gpu_calls_the_kernels() -> None:
