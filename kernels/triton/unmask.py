@@ -180,8 +180,8 @@ def unmask(
     proposed = torch.empty_like(tokens)
     confidence, entropy = found.maxima.new_empty((n, r)), found.sums.new_empty((n, r))
     propose_rows[(n * r,)](
-        flat, found.maxima, found.places, found.sums, found.room(), found.plain, *sampling, positions.contiguous(), turns,
-        tokens, counts, proposed, confidence, entropy,
+        flat, found.maxima, found.places, found.sums, found.room(), found.plain, *sampling,
+        positions.contiguous(), turns, tokens, counts, proposed, confidence, entropy,
         found.stride, r, width, found.exclude, found.blocks, RAW=found.raw, **found.constants,
     )  # fmt: skip
     rest, filled = torch.empty_like(counts), torch.empty_like(tokens)
