@@ -189,7 +189,8 @@ def walk(
     laws = statistics.rooms()
     keep_laws[(n * v,)](
         flat, statistics.maxima, statistics.places, statistics.sums, statistics.room(), *sampling[:4],
-        tree.count, *laws, statistics.stride, v, width, statistics.exclude, statistics.blocks, RAW=statistics.raw, **statistics.constants,
+        tree.count, *laws, statistics.stride, v, width, statistics.exclude, statistics.blocks,
+        RAW=statistics.raw, **statistics.constants,
     )  # fmt: skip
     try_children[(n,)](
         flat, sampling.temperature, sampling.seeds, positions, tokens, parents, depths, tree.count, *laws,
