@@ -25,6 +25,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
+from fsm_spec.kernels.fixed import layer
 from fsm_spec.kernels.fixed.adapter import gated_linear
 from fsm_spec.kernels.fixed.attention import pack_mask, paged_attention
 from fsm_spec.kernels.fixed.cache import kv_append, kv_move
@@ -32,7 +33,7 @@ from fsm_spec.kernels.fixed.gather import gather_ids
 from fsm_spec.kernels.flashinfer import FlashInferAttention, Sight
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
-HIDDEN, QKV, RANK = 4096, 6144, 48
+HIDDEN, QKV, FFN, RANK = 4096, 6144, 14336, 48
 SLOT_BYTES = 2 * KV_HEADS * HEAD_DIM * 2
 # A few times what the last cache of an H200 holds (50 MB), so that a call finds nothing of the call before.
 MOST_CACHED = 1 << 29
@@ -150,6 +151,7 @@ def row_cases() -> Iterator[Case]:
             [partial(kv_append, cache, key, value, into) for cache in data.unbind(0)],
             2 * requests * rows * SLOT_BYTES,
         )
+        yield from layer_cases(requests * rows, data, into.flatten())
         source, target = order[: 2 * requests * rows].view(2, requests, rows).unbind(0)
         count = torch.full((requests,), rows, dtype=torch.int32, device="cuda")
         yield Case(
@@ -163,6 +165,45 @@ def row_cases() -> Iterator[Case]:
     lines, start = torch.arange(64, device="cuda"), torch.randint(0, 4000, (64,), device="cuda")
     yield Case(
         "gather_ids", "64 x 8 ids", [partial(gather_ids, source, lines, start, 8, 3, 1000)] * 32, 64 * 8 * 16
+    )
+
+
+def layer_cases(rows: int, data: Tensor, slots: Tensor) -> Iterator[Case]:
+    """Yield what stands between the products of a layer; the rivals are torch's launches."""
+    stream = torch.randn(rows, HIDDEN, device="cuda")
+    added = stream.bfloat16()
+    norm = (
+        stream,
+        added,
+        torch.ones(HIDDEN, device="cuda"),
+        torch.tensor(0.1, device="cuda"),
+        torch.bfloat16,
+    )
+    yield Case(
+        "add_norm",
+        f"{rows} rows of {HIDDEN}",
+        [partial(layer.add_norm, *norm)] * 8,
+        12 * rows * HIDDEN,
+        rivals={"torch": lambda: [partial(layer.add_norm_fixed, *norm)] * 8},
+    )
+    qkv = torch.randn(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+    cos, sin = torch.randn(2, rows, HEADS + KV_HEADS, HEAD_DIM, device="cuda").unbind(0)
+    no_norms: list[Tensor] = []
+    turned = [(qkv, cos, sin, no_norms, cache, slots) for cache in data.unbind(0)]
+    yield Case(
+        "turn_append",
+        f"{rows} rows, {HEADS} + 2 x {KV_HEADS} heads",
+        [partial(layer.turn_append, *inputs) for inputs in turned],
+        rows * HEAD_DIM * (4 * (HEADS + 2 * KV_HEADS) + 8 * (HEADS + KV_HEADS)),
+        rivals={"torch": lambda: [partial(layer.turn_append_fixed, *inputs) for inputs in turned]},
+    )
+    gate_up = torch.randn(rows, 2 * FFN, dtype=torch.bfloat16, device="cuda")
+    yield Case(
+        "gate",
+        f"{rows} rows of {FFN}",
+        [partial(layer.gate, gate_up)] * 8,
+        6 * rows * FFN,
+        rivals={"torch": lambda: [partial(layer.gate_fixed, gate_up)] * 8},
     )
 
 

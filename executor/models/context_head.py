@@ -32,9 +32,10 @@ from fsm_spec.executor.models.config import ModelConfig
 from fsm_spec.executor.models.drafter import ContextRows, Drafted, require_layers, require_vocabulary
 from fsm_spec.executor.models.markov_head import KINDS, MarkovHead
 from fsm_spec.executor.models.rows import FixedRows, RowBatch
-from fsm_spec.executor.models.transformer import Transformer, linear, normed, turn
+from fsm_spec.executor.models.transformer import Transformer, linear, normed
 from fsm_spec.executor.models.weights import WeightReader
 from fsm_spec.kernels.fixed.cache import kv_append
+from fsm_spec.kernels.layer import turn
 
 Tensor = torch.Tensor
 

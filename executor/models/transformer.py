@@ -25,11 +25,13 @@ from fsm_spec.executor.models.experts import mix_experts
 from fsm_spec.executor.models.rope import query_gain, yarn_frequencies
 from fsm_spec.executor.models.rows import FixedRows, ForwardRows, JoinedRows, RowBatch
 from fsm_spec.executor.models.weights import Layer, Norm, WeightReader, wide_dtype
+from fsm_spec.kernels import layer as kernels
 from fsm_spec.kernels.adapter import add_low_rank
 from fsm_spec.kernels.attention import AttentionGroup, attend, plan_attention
 from fsm_spec.kernels.backends import BACKENDS
 from fsm_spec.kernels.fixed.adapter import gated_linear
-from fsm_spec.kernels.fixed.cache import kv_append
+from fsm_spec.kernels.fixed.layer import add_norm, gate, turn_append
+from fsm_spec.kernels.layer import turn_heads
 
 Tensor = torch.Tensor
 # Up to here the weight is the left factor. Measured for 3072 x 576 on one core: at 64 rows 635 us and 272 us for
@@ -50,11 +52,17 @@ class Pass(Protocol):
     def sin(self) -> Tensor:
         """Give the sines of `LayerStack.rotary`."""
 
-    def write(self, cache: Tensor, lines: Tensor) -> None:
-        """Write K and V [T, 2 * kv_heads, head_dim] of all rows to their slots of a layer's cache."""
+    def norm(self, stream: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
+        """Add to the stream [T, hidden], in place, and give its norm in a dtype."""
+
+    def write(self, qkv: Tensor, norms: list[Tensor], cache: Tensor) -> Tensor:
+        """Turn queries and keys, write K and V to their slots of a layer's cache -> queries [T, heads, head_dim]."""
 
     def attend(self, query: Tensor, cache: Tensor) -> Tensor:
         """Attend queries [T, heads, head_dim] over what their rows see -> [T, heads * head_dim]."""
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """Gate one half of each row by the other (SwiGLU, arXiv:2002.05202), [T, 2 * n] -> [T, n]."""
 
     def project(self, rows_in: Tensor, weight: Tensor, bias: Tensor | None, update: LowRank | None) -> Tensor:
         """Apply a weight to all rows [T, inputs], and its adapter's update to the gated rows, as `product` does."""
@@ -70,13 +78,30 @@ class RaggedPass:
     groups: list[AttentionGroup]
     gated: Tensor | None
 
-    def write(self, cache: Tensor, lines: Tensor) -> None:
-        """Write K and V of all rows to their slots."""
-        cache.index_copy_(0, self.slots, lines.unflatten(1, (2, lines.shape[1] // 2)))
+    def norm(self, stream: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
+        """Add to the stream, in place, and give its norm."""
+        if added is not None:
+            stream.add_(added)
+        return normed(stream, norm).to(dtype)
+
+    def write(self, qkv: Tensor, norms: list[Tensor], cache: Tensor) -> Tensor:
+        """Turn queries and keys, write K and V, and give the queries."""
+        kv_heads = cache.shape[2]
+        heads = self.cos.shape[1] - kv_heads
+        lines = qkv.to(self.cos.dtype, memory_format=torch.contiguous_format)
+        lines = lines.view(len(qkv), heads + 2 * kv_heads, cache.shape[3])
+        turn_heads(lines, self.cos, self.sin, norms, kv_heads)
+        cache.index_copy_(0, self.slots, lines[:, heads:].unflatten(1, (2, kv_heads)))
+        return lines[:, :heads]
 
     def attend(self, query: Tensor, cache: Tensor) -> Tensor:
         """Attend queries by groups of requests with equal row counts."""
         return attend(query, cache, self.groups)
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """Gate one half of each row by the other."""
+        first, second = gate_up.chunk(2, 1)
+        return functional.silu(first).mul_(second)
 
     def project(self, rows_in: Tensor, weight: Tensor, bias: Tensor | None, update: LowRank | None) -> Tensor:
         """Apply a weight to all rows, and its update to the gated rows."""
@@ -91,19 +116,24 @@ class FixedPass:
     """Run all rows of `FixedRows`, or of several joined, through kernels that wait for no host."""
 
     rows: FixedRows | JoinedRows
+    slots: Tensor
     cos: Tensor
     sin: Tensor
 
-    def write(self, cache: Tensor, lines: Tensor) -> None:
-        """Write K and V of the rows that have a slot."""
-        for part, own in self._by_part(lines):
-            key, value = own.unflatten(0, tuple(part.slots.shape)).chunk(2, 2)
-            kv_append(cache, key, value, part.slots)
+    def norm(self, stream: Tensor, added: Tensor | None, norm: Norm, dtype: torch.dtype) -> Tensor:
+        """Add to the stream, in place, and give its norm."""
+        out: Tensor = add_norm(stream, added, norm.weight, norm.floor, dtype)
+        return out
+
+    def write(self, qkv: Tensor, norms: list[Tensor], cache: Tensor) -> Tensor:
+        """Turn queries and keys, write K and V of the rows that have a slot, and give the queries."""
+        query: Tensor = turn_append(qkv, self.cos, self.sin, norms, cache, self.slots)
+        return query
 
     def attend(self, query: Tensor, cache: Tensor) -> Tensor:
         """Attend queries through block tables."""
         seen = []
-        for part, own in self._by_part(query.to(cache.dtype)):
+        for part, own in self._by_part(query):
             found: Tensor = BACKENDS[part.attention](
                 own.unflatten(0, tuple(part.slots.shape)),
                 cache,
@@ -115,6 +145,11 @@ class FixedPass:
             )
             seen.append(found.flatten(2).flatten(0, 1))
         return seen[0] if len(seen) == 1 else torch.cat(seen)
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """Gate one half of each row by the other."""
+        gated: Tensor = gate(gate_up)
+        return gated
 
     def _by_part(self, values: Tensor) -> Iterator[tuple[FixedRows, Tensor]]:
         """Give each part with its rows of `values` [T, ...]."""
@@ -162,14 +197,20 @@ class LayerStack:
         The stream after each layer whose index is a key of `captured` becomes that key's value.
         """
         shared = self._prepare(rows, cache)
+        added: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            read = (
-                first_read if index == 0 and first_read is not None else normed(stream, layer.attention_norm)
-            )
-            stream = self._attention(stream, read, layer, cache.layers[index], shared, index)
-            stream = self._feed_forward(stream, layer, shared, index)
-            if captured is not None and index in captured:
-                captured[index] = stream.clone()
+            read = first_read
+            if index or read is None:
+                read = shared.norm(stream, added, layer.attention_norm, self.rows_dtype)
+            if captured is not None and index - 1 in captured and index:
+                captured[index - 1] = stream.clone()
+            added = self._attention(read.to(self.rows_dtype), layer, cache.layers[index], shared, index)
+            read = shared.norm(stream, added, layer.ffn_norm, self.rows_dtype)
+            added = self._feed_forward(read, layer, shared, index)
+        if added is not None:
+            stream.add_(added)
+        if captured is not None and len(self.layers) - 1 in captured:
+            captured[len(self.layers) - 1] = stream.clone()
         return stream
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,7 +234,9 @@ class LayerStack:
     def _prepare(self, rows: ForwardRows, cache: PagedCache) -> Pass:
         """Compute what does not depend on the layer."""
         if not isinstance(rows, RowBatch):
-            return FixedPass(rows, *self.rotary(rows.positions))
+            slots = [part.slots.flatten() for part in rows.parts]
+            flat = slots[0] if len(slots) == 1 else torch.cat(slots)
+            return FixedPass(rows, flat, *self.rotary(rows.positions))
         gated = None
         if self.adapter is not None and rows.adapter_rows is not None:
             found = rows.adapter_rows.nonzero().view(-1)
@@ -209,34 +252,20 @@ class LayerStack:
         )
         return RaggedPass(rows.slots, *self.rotary(rows.positions), groups, gated)
 
-    def _attention(
-        self, stream: Tensor, read: Tensor, layer: Layer, cache: Tensor, shared: Pass, index: int
-    ) -> Tensor:
-        """Add attention over `read` to the residual stream; K and V are written before anything reads them."""
-        config = self.config
-        total, heads, keys, head_dim = len(stream), config.heads, config.kv_heads, config.head_dim
-        qkv = self._project(read.to(self.rows_dtype), layer.qkv, layer.qkv_bias, shared, index, "qkv")
-        lines = qkv.to(self.wide, memory_format=torch.contiguous_format).view(
-            total, heads + 2 * keys, head_dim
-        )
-        turning = lines[:, : heads + keys]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            lines[:, :heads] = normed(lines[:, :heads], layer.query_norm)
-            lines[:, heads : heads + keys] = normed(lines[:, heads : heads + keys], layer.key_norm)
-        turn(turning, shared.cos, shared.sin)
-        shared.write(cache, lines[:, heads:])
-        seen = shared.attend(lines[:, :heads], cache).to(self.rows_dtype)
-        return stream.add_(self._project(seen, layer.output, layer.output_bias, shared, index, "output"))
+    def _attention(self, read: Tensor, layer: Layer, cache: Tensor, shared: Pass, index: int) -> Tensor:
+        """Give what attention over `read` adds to the stream; K and V are written before anything reads them."""
+        qkv = self._project(read, layer.qkv, layer.qkv_bias, shared, index, "qkv")
+        query = shared.write(qkv, layer.head_norms, cache)
+        seen = shared.attend(query, cache).to(self.rows_dtype)
+        return self._project(seen, layer.output, layer.output_bias, shared, index, "output")
 
-    def _feed_forward(self, stream: Tensor, layer: Layer, shared: Pass, index: int) -> Tensor:
-        """Add the gated feed-forward network (SwiGLU, arXiv:2002.05202) to the residual stream."""
-        read = normed(stream, layer.ffn_norm).to(self.rows_dtype)
+    def _feed_forward(self, read: Tensor, layer: Layer, shared: Pass, index: int) -> Tensor:
+        """Give what the gated feed-forward network, or its experts, add to the stream."""
         if layer.router is not None and self.config.experts is not None:
             mixed = mix_experts(read, layer.router, layer.gate_up, layer.down, self.config.experts)
-            return stream.add_(mixed if self.over_parts is None else self.over_parts(mixed))
-        gate, up = self._project(read, layer.gate_up, None, shared, index, "gate_up").chunk(2, 1)
-        inner = functional.silu(gate).mul_(up)
-        return stream.add_(self._project(inner, layer.down, None, shared, index, "down"))
+            return mixed if self.over_parts is None else self.over_parts(mixed)
+        inner = shared.gate(self._project(read, layer.gate_up, None, shared, index, "gate_up"))
+        return self._project(inner, layer.down, None, shared, index, "down")
 
     def _project(
         self, rows_in: Tensor, weight: Tensor, bias: Tensor | None, shared: Pass, index: int, place: str
@@ -309,19 +338,8 @@ class Transformer(LayerStack):
 
 
 def normed(lines: Tensor, norm: Norm) -> Tensor:
-    """Apply RMSNorm (arXiv:1910.07467) to the last dimension: x / sqrt(|x|^2 + n eps) * (sqrt(n) weight).
-
-    Four launches, where the operator of torch takes seven on a CPU.
-    """
-    length = torch.linalg.vector_norm(lines, dim=-1, keepdim=True)
-    result: Tensor = (lines / length.hypot_(norm.floor)).mul_(norm.weight)
-    return result
-
-
-def turn(lines: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn queries and keys [T, n, head_dim] to their positions, in place, by tables of `LayerStack.rotary`."""
-    halves = lines.unflatten(2, (2, lines.shape[2] // 2)).flip(2).flatten(2)
-    lines.mul_(cos).addcmul_(halves, sin)
+    """Apply an RMSNorm to the last dimension, in the dtype of the lines."""
+    return kernels.normed(lines, norm.weight, norm.floor)
 
 
 def linear(rows_in: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

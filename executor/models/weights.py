@@ -44,6 +44,12 @@ class Layer:
     down: Tensor
     router: Tensor | None = None
 
+    @property
+    def head_norms(self) -> list[Tensor]:
+        """Give weight and floor of the norm of queries, then of keys, as `kernels/layer.py:turn_heads` takes them."""
+        norms = [norm for norm in (self.query_norm, self.key_norm) if norm is not None]
+        return [part for norm in norms for part in (norm.weight, norm.floor)]
+
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Give the dtype of residual stream, norms, attention and KV cache: float32, float64 for a float64 model."""

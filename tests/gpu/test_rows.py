@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fsm_spec.kernels.fixed import layer
 from fsm_spec.kernels.fixed.adapter import gated_linear, gated_linear_fixed
 from fsm_spec.kernels.fixed.cache import kv_append, kv_append_fixed, kv_move, kv_move_fixed
 from fsm_spec.kernels.fixed.gather import gather_ids, gather_ids_fixed
@@ -37,6 +38,36 @@ def test_appended_rows(draw: torch.Generator) -> None:
     kv_append(cache, key, value, slots)
     torch.cuda.set_sync_debug_mode("default")
     assert expected.equal(cache)
+
+
+def test_norms_turns_and_gates(draw: torch.Generator) -> None:
+    """What stands between a layer's products is what torch's launches give, within the rounding of its format."""
+    stream, added = normal(draw, 37, 4096, dtype=torch.float32), normal(draw, 37, 4096)
+    weight, floor = normal(draw, 4096, dtype=torch.float32), torch.tensor(0.1, device=draw.device)
+    expected_stream = stream.clone()
+    expected = layer.add_norm_fixed(expected_stream, added, weight, floor, torch.bfloat16)
+    qkv = normal(draw, 37, 5 * KV_HEADS * HEAD_DIM)
+    cos, sin = normal(draw, 2, 37, 4 * KV_HEADS, HEAD_DIM, dtype=torch.float32).unbind(0)
+    norms = [weight[:HEAD_DIM], floor, weight[HEAD_DIM : 2 * HEAD_DIM], floor]
+    cache = normal(draw, SLOTS, 2, KV_HEADS, HEAD_DIM)
+    slots = torch.randperm(SLOTS, generator=draw, device=draw.device)[:37].int()
+    slots[3] = -1
+    expected_cache = cache.clone()
+    expected_query = layer.turn_append_fixed(qkv, cos, sin, norms, expected_cache, slots)
+    gate_up = normal(draw, 37, 2 * 14336)
+    torch.cuda.set_sync_debug_mode("error")
+    found = layer.add_norm(stream, added, weight, floor, torch.bfloat16)
+    query = layer.turn_append(qkv, cos, sin, norms, cache, slots)
+    gated = layer.gate(gate_up)
+    torch.cuda.set_sync_debug_mode("default")
+    assert stream.equal(expected_stream)
+    for one, other in (
+        (found, expected),
+        (query, expected_query),
+        (cache, expected_cache),
+        (gated, layer.gate_fixed(gate_up)),
+    ):
+        torch.testing.assert_close(one, other, rtol=1.6e-2, atol=1e-2)
 
 
 def test_moved_slots(draw: torch.Generator) -> None:

@@ -15,8 +15,16 @@ from fsm_spec.table import Table
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "kernels.json"
 TARGETS = {"sm_80", "sm_90", "sm_100", "gfx942"}
-# Of every forward: attention over pages, the rows' K and V, their input ids, the pages behind a step.
-ALWAYS = {"attend_part", "merge_parts", "append_rows", "read_ids", "resize_lines"}
+# Of every forward: input ids, norms, heads turned and kept, attention over pages, gates, the pages behind a step.
+ALWAYS = {
+    "read_ids",
+    "norm_rows",
+    "turn_lines",
+    "attend_part",
+    "merge_parts",
+    "gate_columns",
+    "resize_lines",
+}
 # By operator, or operator and rule; what is not named is computed by torch on every device.
 BY_OPERATOR = {
     "sample": {"sample_rows"},
