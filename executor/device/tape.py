@@ -50,7 +50,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._steps: list[tuple[Any, Any, Any, list[Tensor] | None]] = []
+        self._steps: list[tuple[Any, Any, Any, list[Tensor | None]]] = []
 
     def record(self, call: Callable[[], T]) -> T:
         """Run a call and keep its operations; raises CaptureRefused."""
@@ -67,7 +67,9 @@ class Tape(TorchDispatchMode):
         read = {_storage(each) for each in inputs if isinstance(each, Tensor) and each.numel()}
         changes = func._schema.is_mutable  # noqa: SLF001 -- the schema of an operator has no other name
         if changes or not all(each.numel() and _storage(each) in read for each in outputs):
-            self._steps.append((func, args, kwargs or {}, None if changes else outputs))
+            # What it changes in place is its input again, and already written by a replay.
+            into = [None if changes and _storage(each) in read else each for each in outputs]
+            self._steps.append((func, args, kwargs or {}, into))
         return result
 
     def __len__(self) -> int:
@@ -78,9 +80,9 @@ class Tape(TorchDispatchMode):
         """Run all operations again, into the tensors of the record."""
         for func, args, kwargs, outputs in self._steps:
             result = func(*args, **kwargs)
-            if outputs is not None:
-                given = (each for each in tree_flatten(result)[0] if isinstance(each, Tensor))
-                for into, value in zip(outputs, given, strict=True):
+            given = (each for each in tree_flatten(result)[0] if isinstance(each, Tensor))
+            for into, value in zip(outputs, given, strict=True):
+                if into is not None:
                     into.copy_(value)
 
 
