@@ -16,6 +16,7 @@ from torch import Tensor
 from fsm_spec.executor.carry import CERTAIN, EMPTY, MASK, TEXT
 from fsm_spec.executor.device.state import DeviceState
 from fsm_spec.kernels.fixed.gather import gather_ids
+from fsm_spec.kernels.fixed.pieces import lay_tokens
 from fsm_spec.kernels.tree import Tree
 from fsm_spec.kernels.unmask import MASKED
 from fsm_spec.language.expression import Const, Expr
@@ -140,31 +141,43 @@ class DeviceScope:
 
         `mask` fills what the other pieces leave.
         """
-        value = torch.full((len(self.lines), room), EMPTY, dtype=torch.int64, device=self.lines.device)
+        run = torch.full((len(self.lines), room), EMPTY, dtype=torch.int64, device=self.lines.device)
         others = [self._extent(piece) for piece in pieces if piece.name != MASK]
-        return self._laid(pieces, value, room - sum(others) if len(others) < len(pieces) else 0)
+        at: Number = 0
+        for piece in pieces:
+            stop = at + (room - sum(others) if piece.name == MASK else self._extent(piece))
+            self._lay(run, piece, at, stop)
+            at = stop
+        return run
+
+    def _lay(self, run: Tensor, piece: Piece, start: Number, stop: Number) -> None:
+        """Put a token piece into a run [n, room], from place `start` to before `stop`."""
+        source, lines, fill = None, None, MASKED
+        begin: Number = 0
+        if piece.name != MASK:
+            begin = 0 if piece.start is None else self.number(piece.start)
+            source = self.outputs.get(piece.name)
+            assert not isinstance(source, Tree), "a tree is carried whole"
+            if source is None:
+                source, lines = self._held(piece.name), self.lines
+            source, fill = (source.long(), MASKED) if source.shape[1] else (None, 0)
+        ends = (begin, start, stop)
+        numbers = [0 if isinstance(each, Tensor) else each for each in ends]
+        lay_tokens(
+            run, source, lines, numbers, *(each if isinstance(each, Tensor) else None for each in ends), fill
+        )
 
     def wide(self, pieces: Sequence[Piece], like: Tensor) -> Tensor:
         """Lay out laws, hidden states or numbers one behind the other -> [n, *like.shape[1:]], 0 behind the end."""
         value = torch.zeros((len(self.lines), *like.shape[1:]), dtype=like.dtype, device=like.device)
-        return self._laid(pieces, value, 0)
-
-    def _extent(self, piece: Piece) -> Number:
-        assert piece.stop is not None, "a compiled piece has both ends"
-        start = 0 if piece.start is None else self.number(piece.start)
-        return self.number(piece.stop) - start
-
-    def _laid(self, pieces: Sequence[Piece], value: Tensor, spare: Number) -> Tensor:
-        """Put pieces into a value [n, room, ...], each at the sum of the lengths before it."""
         place = torch.arange(value.shape[1], device=self.lines.device).unsqueeze(0)
         at: Number = 0
         for piece in pieces:
-            size = spare if piece.name == MASK else self._extent(piece)
+            size = self._extent(piece)
             start, stop = _beside(at), _beside(at + size)
             inside = (place >= start) & (place < stop)
-            if piece.name in (MASK, CERTAIN):
-                filled: Tensor | float = MASKED if piece.name == MASK else 1.0
-            else:
+            filled: Tensor | float = 1.0
+            if piece.name != CERTAIN:
                 begin = 0 if piece.start is None else _beside(self.number(piece.start))
                 index = (place - start + begin).expand(len(self.lines), -1)
                 filled = self.take(piece.name, index).to(value.dtype)
@@ -172,6 +185,11 @@ class DeviceScope:
             value = torch.where(inside.view(shape), filled, value)
             at = at + size
         return value
+
+    def _extent(self, piece: Piece) -> Number:
+        assert piece.stop is not None, "a compiled piece has both ends"
+        start = 0 if piece.start is None else self.number(piece.start)
+        return self.number(piece.stop) - start
 
 
 def _beside(number: Number) -> Number:

@@ -17,7 +17,7 @@ from fsm_spec.budget import Rate
 from fsm_spec.executor.carry import EMPTY
 from fsm_spec.kernels.fixed.adjust import AdjustColumns
 from fsm_spec.kernels.fixed.law import SamplingColumns
-from fsm_spec.kernels.fixed.pages import resize_pages
+from fsm_spec.kernels.fixed.pages import physical_slots, resize_pages
 from fsm_spec.kernels.tree import NO_NODE, Tree
 from fsm_spec.table import END, CarryPlan, Table
 
@@ -211,10 +211,8 @@ class DeviceState:
 
     def physical(self, lines: Tensor, slots: Tensor, live: Tensor) -> Tensor:
         """Map slots [n, m] of requests to the cache's, int32; -1 where not live."""
-        table = self.block_table.index_select(0, lines)
-        size = self.sizes.page_size
-        page = table.gather(1, (slots // size).clamp(0, table.shape[1] - 1))
-        return torch.where(live, page * size + slots % size, -1).int()
+        found: Tensor = physical_slots(self.block_table, lines, slots, live, self.sizes.page_size)
+        return found
 
 
 def _most_granted(table: Table) -> int:

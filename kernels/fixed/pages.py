@@ -84,3 +84,38 @@ def resize_torch(
     free_count.sub_(rank[-1])
     block_table.index_copy_(0, lines, table)
     held.index_copy_(0, lines, want)
+
+
+@torch.library.custom_op("fsm_spec::physical_slots", mutates_args=(), device_types="cpu")
+def physical_slots(block_table: Tensor, lines: Tensor, slots: Tensor, live: Tensor, page_size: int) -> Tensor:
+    """Map slots of requests to the cache's -> int32 [n, m], page * page_size + offset; -1 where not live.
+
+    block_table int32 [s, p] of all lines; lines int64 [n]; slots int64 [n, m], at the table's ends where beyond them;
+    live bool, of a shape that expands to [n, m].
+    """
+    return physical_torch(block_table, lines, slots, live, page_size)
+
+
+@physical_slots.register_kernel("cuda")
+def _(block_table: Tensor, lines: Tensor, slots: Tensor, live: Tensor, page_size: int) -> Tensor:
+    from fsm_spec.kernels.triton import pages as kernels  # noqa: PLC0415 -- a CPU needs no Triton
+
+    return kernels.physical_slots(block_table, lines, slots, live, page_size)
+
+
+@physical_slots.register_fake
+def _(
+    block_table: Tensor,
+    lines: Tensor,  # noqa: ARG001 -- the op's signature
+    slots: Tensor,
+    live: Tensor,  # noqa: ARG001
+    page_size: int,  # noqa: ARG001
+) -> Tensor:
+    return block_table.new_empty(slots.shape)
+
+
+def physical_torch(block_table: Tensor, lines: Tensor, slots: Tensor, live: Tensor, page_size: int) -> Tensor:
+    """Map slots in plain torch, as `physical_slots` says."""
+    table = block_table.index_select(0, lines)
+    page = table.gather(1, (slots // page_size).clamp(0, table.shape[1] - 1))
+    return torch.where(live, page * page_size + slots % page_size, -1).int()
