@@ -148,7 +148,7 @@ async def _take_back_at_the_end() -> None:
         worker.queue.put([second], 1)
         raise RuntimeError("no memory")
 
-    worker.session.add = fail_and_put  # type: ignore[method-assign]
+    worker.session.add = fail_and_put  # type: ignore[method-assign,assignment]
     worker.queue.peek = raced  # type: ignore[method-assign]
     worker.start()
     async with asyncio.timeout(10):
