@@ -195,13 +195,6 @@ def _succeeded(response: httpx.Response) -> dict[str, Any]:
     return found
 
 
-def free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 Serve = Callable[..., AbstractContextManager[Running]]
 
 
@@ -242,26 +235,39 @@ def in_thread(parts: Server) -> Iterator[Running]:
 @contextmanager
 def process(folder: Path, log: Path, spec: str, *options: str) -> Iterator[Running]:
     """Run `fsm-spec serve` as a process of its own, and end it."""
-    port = free_port()
     command = [sys.executable, "-c", "from fsm_spec.cli import main; main()", "serve", spec]
-    command += ["--model", str(folder), "--port", str(port), "--log-format", "json", *options]
+    command += ["--model", str(folder), "--port", "0", "--log-format", "json", *options]
     with log.open("wb") as errors, subprocess.Popen(command, stderr=errors) as started:
-        url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, timeout=180) as http:
-            running = Running(url, http, process=started)
-            try:
+        try:
+            url = _address(log, started)
+            with httpx.Client(base_url=url, timeout=180) as http:
+                running = Running(url, http, process=started)
                 _wait(running, lambda: started.poll() is None)
                 yield running
-            finally:
-                if started.poll() is None:
-                    started.terminate()
-                    try:
-                        started.wait(60)
-                    except subprocess.TimeoutExpired:
-                        started.kill()
+        finally:
+            if started.poll() is None:
+                started.terminate()
+                try:
+                    started.wait(60)
+                except subprocess.TimeoutExpired:
+                    started.kill()
+
+
+def _address(log: Path, started: subprocess.Popen[bytes]) -> str:
+    """Wait for the line of the log that says where a server listens: a port chosen here could be taken by then."""
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        lines = log.read_text().split("\n")[:-1]  # the last one may be half written
+        for line in lines:
+            if line.startswith("{") and "url" in (found := json.loads(line)):
+                return str(found["url"]).removesuffix("/v1")
+        assert started.poll() is None, "the server ended"
+        time.sleep(0.02)
+    raise AssertionError(f"no server within {START_SECONDS} s")
 
 
 def _wait(running: Running, alive: Callable[[], bool]) -> None:
+    """Wait until a server answers."""
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
         assert alive(), "the server ended"
