@@ -107,8 +107,10 @@ def _ray() -> Iterator[None]:
                 serve.start(http_options={"location": "NoServer"}, logging_config=_QUIET)
             yield
         finally:
-            serve.shutdown()
-            ray.shutdown()
+            try:
+                serve.shutdown()
+            finally:
+                ray.shutdown()
 
 
 def _deploy(run: Serving, settings: dict[str, Any], verdict: str) -> list[ServeLink]:

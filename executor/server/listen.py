@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import signal
 import socket
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -19,6 +22,7 @@ from fsm_spec.executor.server.connection import Connection, bounded
 
 # Seconds that last words may take to reach clients.
 _FAREWELL = 2
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def listen(server: Server, sockets: list[socket.socket]) -> None:
@@ -62,9 +66,20 @@ class Listener(uvicorn.Server):
             self.until = time.monotonic() + self.server.served.settings.drain
         else:
             self.until = 0.0
-            for each in (signal.SIGTERM, signal.SIGINT):
+            for each in _ENDING:
                 signal.signal(each, signal.SIG_DFL)
         self._signals.append(sig)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Hear signals, also while the process ends: a second one that comes then must not cut that short."""
+        with super().capture_signals():
+            yield
+        if len(self._signals) == 1:
+            for each in _ENDING:
+                signal.signal(each, self.handle_exit)
+            # The interpreter takes its handlers back before it frees what is large, but leaves this one.
+            atexit.register(_ignore_signals)
 
     async def on_tick(self, counter: int) -> bool:
         """Tell whether to end; nothing brings a failed engine back: whoever watches the process starts another."""
@@ -109,6 +124,11 @@ class Listener(uvicorn.Server):
         return [
             each for each in self.server_state.connections if isinstance(each, Connection) and each.unfinished
         ]
+
+
+def _ignore_signals() -> None:
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
 
 
 def _announce(server: Server, running: uvicorn.Server) -> None:
