@@ -16,16 +16,19 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from fsm_spec.errors import FsmSpecError
-from fsm_spec.executor.generate import FAULT, NOT_FINITE, Session
+from fsm_spec.executor.generate import Session
 from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.fair import FairQueue, Pace
 from fsm_spec.executor.server.job import Delta, Job
 from fsm_spec.executor.server.refusal import Refusal, going_down
+from fsm_spec.executor.text_stream import BROKEN_OFF, NOT_FINITE
 from fsm_spec.policy import fill_slots
 
 Answer = TypeVar("Answer")
 # Deadlines are looked at no more often than this, in seconds.
 _DEADLINE_STEP = 0.02
+# How clients are told of faults of their own request: a code, and the status where nothing was sent yet.
+_FAULTS = {NOT_FINITE: ("not_finite", 500), BROKEN_OFF: ("grammar_broken_off", 400)}
 
 
 class Observer(Protocol):
@@ -230,10 +233,12 @@ class Worker:
         if self.session.done(number):
             delta.result = self.session.result(number)
             job.cached = delta.result.cached_tokens
+            fault = self.session.fault(number)
             self._forget(number)
             self.observer.ended(job, delta.result.finish_reason)
-            if delta.result.finish_reason == FAULT:
-                return Delta(error=Refusal(NOT_FINITE, code="not_finite", status=500))
+            if fault:
+                code, status = _FAULTS[fault]
+                return Delta(error=Refusal(fault, code=code, status=status))
             self._pace.note(now - job.started)
         return delta
 
