@@ -72,8 +72,10 @@ class Grammar:
 
     def broken_off(self, output: NDArray[np.int64]) -> bool:
         """Tell whether a text ended before it was whole, as the grammar left the model no token to go on with."""
+        if not (len(output) and int(output[-1]) in self._ends):
+            return False
         self._follow(output)
-        return len(output) > 0 and int(output[-1]) in self._ends and not self._matcher.is_accepting()
+        return not self._matcher.is_accepting()
 
 
 class GrammarCompiler:
