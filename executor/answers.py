@@ -14,8 +14,9 @@ from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
 from fsm_spec.errors import UserError
-from fsm_spec.executor.generate import FAULT, NOT_FINITE, Result, Session
+from fsm_spec.executor.generate import Result, Session
 from fsm_spec.executor.steps import StepView
+from fsm_spec.executor.text_stream import NOT_FINITE
 from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def report(
     Raises UserError where an answer broke off because the model's logits were no numbers.
     """
     results = [session.result(number) for number in numbers]
-    broken = [str(index) for index, result in enumerate(results, 1) if result.finish_reason == FAULT]
+    broken = [str(index) for index, number in enumerate(numbers, 1) if session.fault(number)]
     if broken:
         which = f" (prompt {', '.join(broken)})" if len(results) > 1 else ""
         raise UserError(f"{NOT_FINITE}{which}")

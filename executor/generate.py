@@ -27,7 +27,7 @@ from fsm_spec.executor.page_holders import PageHolders
 from fsm_spec.executor.prefix_cache import PrefixCache, view_of
 from fsm_spec.executor.request import Controls, Request
 from fsm_spec.executor.runner import Runner
-from fsm_spec.executor.text_stream import TextStream
+from fsm_spec.executor.text_stream import NOT_FINITE, TextStream
 from fsm_spec.executor.tokenizer import Tokenizer
 from fsm_spec.kernels.choose import CounterChooser
 from fsm_spec.kernels.law import SamplingParams, SamplingRows
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 
 # Ids looked at for a special token: models put theirs at the start or at the end of the vocabulary.
 _FIRST_IDS, _LAST_IDS = 32, 512
-# The finish reason of a request whose logits were no numbers, and what is said of it.
-FAULT = "error"
-NOT_FINITE = "the model's logits became NaN for this text, as its numbers overflow; try --dtype float32"
 
 
 class CausalModel(Protocol):
@@ -284,7 +281,7 @@ class Session:
             return set()
         faulty, self.runner.faulty = self.runner.faulty, set()
         for number in faulty:
-            self._streams[number].reason = FAULT
+            self._streams[number].fail(NOT_FINITE)
             if number not in report.finished:
                 self.engine.abort(number)
         return faulty
@@ -349,6 +346,10 @@ class Session:
             cached_tokens=request.cached or 0,
             stop_reason=stream.stop_reason,
         )
+
+    def fault(self, number: int) -> str:
+        """Say what went wrong with a request whose tokens came from no law; nothing of any other."""
+        return self._streams[number].fault
 
     def forget(self, number: int) -> None:
         """Drop a request that is at its end, so that a long-lived session does not grow."""

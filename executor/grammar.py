@@ -65,8 +65,17 @@ class Grammar:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             found = np.unpackbits(bits, bitorder="little", count=None)[: self._vocabulary].astype(np.bool_)
             allowed[: len(found)] = found
+        # Asked for its tokens, an automaton that has none offers the end by itself.
+        allowed[self._ends] = False
         allowed[self._ends] = self._matcher.is_accepting() or not allowed.any()
         return torch.from_numpy(allowed)
+
+    def broken_off(self, output: NDArray[np.int64]) -> bool:
+        """Tell whether a text ended before it was whole, as the grammar left the model no token to go on with."""
+        if not (len(output) and int(output[-1]) in self._ends):
+            return False
+        self._follow(output)
+        return not self._matcher.is_accepting()
 
 
 class GrammarCompiler:
@@ -79,7 +88,7 @@ class GrammarCompiler:
         self._tables: Any = None
 
     def check(self, kind: Kind, text: str) -> str:
-        """Give the compiled form of a grammar; raises UserError where it is none, or the model cannot end it."""
+        """Give the compiled form of a grammar; raises UserError where it is none, or no text of the model fits it."""
         from llguidance import LLMatcher  # noqa: PLC0415 -- only requests with a grammar need the library
 
         if not self._ends:
@@ -93,9 +102,13 @@ class GrammarCompiler:
             compiled: str = make(text)
         except ValueError as error:
             raise UserError(f"the grammar is refused: {_sentence(str(error))}") from None
-        fault = self._matcher(compiled).get_error()
+        matcher = self._matcher(compiled)
+        fault = matcher.get_error()
         if fault:
             raise UserError(f"the grammar is refused: {_sentence(fault)}")
+        matcher.compute_bitmask()  # only then it knows whether anything can follow
+        if matcher.is_stopped() and not matcher.is_accepting():
+            raise UserError("the grammar is refused: no text of this model's tokens matches it")
         return compiled
 
     def start(self, compiled: str) -> Grammar:

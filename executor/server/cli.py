@@ -142,7 +142,7 @@ def serve(
     stall: Annotated[
         float,
         typer.Option(
-            help="Seconds after which a client that reads nothing is let go.",
+            help="Seconds for headers, and for a body, to come; a client that reads nothing for so long is let go.",
             min=0.1,
             rich_help_panel=_LIMITS,
         ),

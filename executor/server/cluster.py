@@ -11,7 +11,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsm_spec.errors import UserError
 from fsm_spec.executor.server.job import Delta
+from fsm_spec.executor.server.lane import Link, ReplicaLostError
 from fsm_spec.executor.server.replica import Replica
-from fsm_spec.executor.server.replicas import Link, ReplicaLostError, Replicas
+from fsm_spec.executor.server.replicas import Replicas
 
 if TYPE_CHECKING:
     from fsm_spec.executor.server.app import Server
@@ -106,8 +107,10 @@ def _ray() -> Iterator[None]:
                 serve.start(http_options={"location": "NoServer"}, logging_config=_QUIET)
             yield
         finally:
-            serve.shutdown()
-            ray.shutdown()
+            try:
+                serve.shutdown()
+            finally:
+                ray.shutdown()
 
 
 def _deploy(run: Serving, settings: dict[str, Any], verdict: str) -> list[ServeLink]:
@@ -163,7 +166,7 @@ class ServeLink(Link):
         with _losses():
             return await getattr(self.handle, method).remote(*given)
 
-    async def follow(self, life: str) -> AsyncIterator[list[tuple[int, Delta]]]:
+    async def follow(self, life: str) -> AsyncGenerator[list[tuple[int, Delta]]]:
         """Listen to what jobs give."""
         with _losses():
             async for batch in self.handle.follow.options(stream=True).remote(life):

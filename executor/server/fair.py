@@ -19,6 +19,21 @@ from fsm_spec.executor.server.refusal import Refusal
 _MOST_COUNTERS = 4096
 
 
+class Pace:
+    """Hold how long requests ran lately, in the mean, to tell clients when to come again."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Take in how long one has run."""
+        self._seconds = 0.8 * self._seconds + 0.2 * seconds
+
+    def wait(self, running: int) -> float:
+        """Estimate the seconds until one of those that run ends and the queue moves up, 1 to 60."""
+        return max(1.0, min(60.0, self._seconds / max(1, running)))
+
+
 class FairQueue:
     """Hold waiting jobs; all methods may be called from any thread."""
 
@@ -50,7 +65,8 @@ class FairQueue:
         with self._lock:
             if self._size + len(jobs) > self.max_jobs or self.tokens + tokens > self.max_tokens:
                 raise Refusal(
-                    f"the server is at its limit of {self.max_jobs} waiting choices; try again later",
+                    f"the server is at its limit of {self.max_jobs} waiting choices, or of {self.max_tokens} tokens "
+                    "that these ask for; try again later",
                     code="queue_full",
                     status=429,
                     headers={"Retry-After": str(max(1, math.ceil(retry_after)))},
@@ -98,6 +114,14 @@ class FairQueue:
             del self._lines[key]
         self._size -= 1
         self.tokens -= _cost(job)
+
+    def empty(self) -> list[Job]:
+        """Take all jobs out, in no order; at once, as others may take theirs back meanwhile."""
+        with self._lock:
+            jobs = [job for line in self._lines.values() for job in line]
+            self._lines.clear()
+            self._size = self.tokens = 0
+            return jobs
 
     def count(self, client: str, tokens: int) -> None:
         """Count tokens that a client was served."""

@@ -40,7 +40,7 @@ async def answer(order: Order, served: Served, engines: Engines, request: Reques
         def cancel() -> None:
             engines.cancel(order.jobs)
 
-        return EventStream(_events(writer, first, cancel), cancel, served.settings.stall)
+        return EventStream(_events(writer, first, cancel), cancel)
     try:
         await _unless_left(_finish(writer), request)
     except BaseException:

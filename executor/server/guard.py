@@ -79,6 +79,8 @@ class _Exchange:
         self.status = 0
         self.read = 0
         self.whole = False
+        # All of the body must be there by then: parts that trickle in could keep a connection for ever.
+        self.until = asyncio.get_running_loop().time() + guard.settings.stall
 
     async def run(self) -> None:
         """Answer, whatever happens, and write the access log."""
@@ -140,13 +142,12 @@ class _Exchange:
         if self.whole:
             return await self.receive()
         try:
-            async with asyncio.timeout(self.guard.settings.stall):
+            async with asyncio.timeout_at(self.until):
                 message = await self.receive()
         except TimeoutError:
+            said = f"the body did not come whole within {self.guard.settings.stall:g} seconds"
             headers = {"Connection": "close"}
-            raise Refusal(
-                "the rest of the body did not come", code="body_timeout", status=408, headers=headers
-            ) from None
+            raise Refusal(said, code="body_timeout", status=408, headers=headers) from None
         self.whole = not message.get("more_body", False)
         self.read += len(message.get("body", b""))
         if self.read > self.guard.settings.max_body:

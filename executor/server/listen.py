@@ -3,51 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import signal
 import socket
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fsm_spec.errors import UserError
 from fsm_spec.executor.server import logs
 from fsm_spec.executor.server.address import allow_restart, not_had
 from fsm_spec.executor.server.app import Server
+from fsm_spec.executor.server.connection import Connection, bounded
 
 # Seconds that last words may take to reach clients.
 _FAREWELL = 2
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def listen(server: Server, sockets: list[socket.socket]) -> None:
     """Serve until SIGTERM or SIGINT: from then on new requests are refused and running ones get the time to end."""
-    config = uvicorn.Config(
-        server.app,
-        # It bounds the size of headers; httptools, which uvicorn would take where it is there, does not.
-        http="h11",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=_FAREWELL,
-        server_header=False,
-        # Longer than clients keep idle connections, so that none meets one that is just being closed.
-        timeout_keep_alive=75,
-    )
-    _Draining(config, server).run(sockets)
+    Listener(server).run(sockets)
     if server.engines.fault is not None:
         raise UserError(f"the engine failed: {server.engines.fault}; the log says more")
 
 
-class _Draining(uvicorn.Server):
+class Listener(uvicorn.Server):
     """Go on listening while requests end: who comes meanwhile is told to come later, and monitors are answered.
 
     A second signal ends what runs: its clients hear of it. A third one kills the process.
     """
 
-    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+    def __init__(self, server: Server) -> None:
+        config = uvicorn.Config(
+            server.app,
+            # h11 bounds the size of headers; httptools, which uvicorn would take where it is there, does not.
+            http=bounded(server.served.settings.stall),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=_FAREWELL,
+            server_header=False,
+            # Longer than clients keep idle connections, so that none meets one that is just being closed.
+            timeout_keep_alive=75,
+        )
         super().__init__(config)
         self.server = server
         self.until = 0.0
@@ -62,15 +66,26 @@ class _Draining(uvicorn.Server):
             self.until = time.monotonic() + self.server.served.settings.drain
         else:
             self.until = 0.0
-            for each in (signal.SIGTERM, signal.SIGINT):
+            for each in _ENDING:
                 signal.signal(each, signal.SIG_DFL)
         self._signals.append(sig)
 
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Hear signals, also while the process ends: a second one that comes then must not cut that short."""
+        with super().capture_signals():
+            yield
+        if len(self._signals) == 1:
+            for each in _ENDING:
+                signal.signal(each, self.handle_exit)
+            # The interpreter takes its handlers back before it frees what is large, but leaves this one.
+            atexit.register(_ignore_signals)
+
     async def on_tick(self, counter: int) -> bool:
         """Tell whether to end; nothing brings a failed engine back: whoever watches the process starts another."""
-        await super().on_tick(counter)
+        ended = await super().on_tick(counter)
         self._tell()
-        if self.server.engines.fault is not None:
+        if ended or self.server.engines.fault is not None:
             return True
         return bool(self._signals) and (not self.server.guard.running or time.monotonic() >= self.until)
 
@@ -99,13 +114,21 @@ class _Draining(uvicorn.Server):
         """Tell whoever still waits that nothing more comes, and let go of those who read nothing."""
         await self.server.engines.stop()
         until = time.monotonic() + _FAREWELL
-        while self.server.guard.running and time.monotonic() < until:  # noqa: ASYNC110 -- as uvicorn waits
+        while (self.server.guard.running or self._unfinished()) and time.monotonic() < until:  # noqa: ASYNC110 -- as uvicorn waits
             await asyncio.sleep(0.02)
-        for connection in list(self.server_state.connections):
-            assert isinstance(connection, H11Protocol)
-            if connection.cycle is not None and not connection.cycle.response_complete:
-                connection.transport.abort()
+        for connection in self._unfinished():
+            connection.transport.abort()
         await super().shutdown(sockets)
+
+    def _unfinished(self) -> list[Connection]:
+        return [
+            each for each in self.server_state.connections if isinstance(each, Connection) and each.unfinished
+        ]
+
+
+def _ignore_signals() -> None:
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
 
 
 def _announce(server: Server, running: uvicorn.Server) -> None:

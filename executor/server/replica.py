@@ -114,7 +114,8 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raise where the engine has failed, so that another replica takes its place."""
-        if self._started and not self.engine.alive:
+        # One that was closed has no fault: nobody is to take its place.
+        if self._started and self.engine.fault is not None:
             raise RuntimeError(f"the engine failed: {self.engine.fault}")
 
     async def follow(self, life: str) -> AsyncGenerator[list[tuple[int, Delta]]]:
@@ -127,12 +128,14 @@ class Replica:
         self.engine.cancel(list(self._jobs.values()))
         self._jobs.clear()
         self._keys.clear()
-        self._ready = asyncio.Queue()
+        self._ready.put_nowait(_END)
+        ready: asyncio.Queue[Job] = asyncio.Queue()
+        self._ready = ready
         yield []
         while True:
-            jobs = [await self._ready.get()]
-            while not self._ready.empty():
-                jobs.append(self._ready.get_nowait())
+            jobs = [await ready.get()]
+            while not ready.empty():
+                jobs.append(ready.get_nowait())
             batch = []
             for job in jobs:
                 key = self._keys.get(job)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any
 
 from fsm_spec.executor.server import logs
-from fsm_spec.executor.server.fair import FairQueue
+from fsm_spec.executor.server.fair import FairQueue, Pace
 from fsm_spec.executor.server.job import Delta, Job
+from fsm_spec.executor.server.lane import Lane, Link, ReplicaLostError
 from fsm_spec.executor.server.refusal import Refusal, going_down
 from fsm_spec.executor.server.replica import Hello, Message, Start
 from fsm_spec.executor.server.replica_metrics import FrontMetrics
@@ -27,51 +28,8 @@ from fsm_spec.policy import Policy
 
 # Seconds between two tries to reach a lost replica, and for a page of metrics.
 _RETRY, _PATIENCE = 0.5, 5.0
-
-
-class ReplicaLostError(Exception):
-    """Say that a replica's process has ended, or does not answer."""
-
-
-class Link(Protocol):
-    """Reach one replica; every call raises ReplicaLostError where it is gone."""
-
-    async def call(self, method: str, *given: object) -> Any:  # noqa: ANN401 -- what the method gives
-        """Call a method of `Replica`."""
-
-    def follow(self, life: str) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """Listen to what jobs give, as `Replica.follow`."""
-
-
-@dataclass
-class Lane:
-    """Hold the way to one replica: the jobs there, what it is still to be told, and its life while it is up."""
-
-    number: int
-    link: Link
-    life: str | None = None
-    process: int | None = None
-    up: asyncio.Event = field(default_factory=asyncio.Event)
-    jobs: dict[int, Job] = field(default_factory=dict)
-    outbox: list[Message] = field(default_factory=list)
-    told: asyncio.Event = field(default_factory=asyncio.Event)
-    losses: int = 0
-
-    def tell(self, message: Message) -> None:
-        """Put a message on its way; all that gather meanwhile travel together, in order."""
-        self.outbox.append(message)
-        self.told.set()
-
-    def describe(self) -> dict[str, Any]:
-        """Say whether the replica is up, in which process and life, and how much runs there."""
-        return {
-            "replica": self.number,
-            "up": self.life is not None,
-            "process": self.process,
-            "life": self.losses + 1,
-            "losses": self.losses,
-            "running": len(self.jobs),
-        }
+# Seconds between two looks at deadlines, and for a replica to say that one of its jobs has passed its own.
+_DEADLINE_STEP, _LAST_WORD = 0.05, 1.0
 
 
 class Replicas:
@@ -87,14 +45,14 @@ class Replicas:
         self._keys = itertools.count()
         self._at: dict[Job, tuple[Lane, int]] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._switched: str | dict[str, Any] | None = None
-        self._pace = 0.0
+        self._switching = asyncio.Lock()
+        self._pace = Pace()
         self._stopping = False
 
     @property
     def alive(self) -> bool:
         """Tell whether any replica can run jobs."""
-        return any(lane.life is not None for lane in self.lanes)
+        return not self._stopping and any(lane.life is not None for lane in self.lanes)
 
     @property
     def running(self) -> int:
@@ -111,6 +69,7 @@ class Replicas:
         for lane in self.lanes:
             self._tasks.append(asyncio.create_task(self._keep_following(lane)))
             self._tasks.append(asyncio.create_task(self._keep_telling(lane)))
+        self._tasks.append(asyncio.create_task(self._keep_time()))
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 for lane in self.lanes:
@@ -121,15 +80,13 @@ class Replicas:
         if self._stopping:
             return
         self._stopping = True
-        await self._ask_all("close")
+        await self._ask(self._up(), "close")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         refusal = going_down("engine_down")
-        waiting = list(self._at)
+        waiting = [*self._at, *self.queue.empty()]
         self._at.clear()
-        while self.queue.peek() is not None:
-            waiting.append(self.queue.pop())
         for job in waiting:
             job.deliver(Delta(error=refusal))
 
@@ -137,17 +94,15 @@ class Replicas:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue the jobs of one request; raises Refusal where there is no room, or no replica is up."""
+        if self._stopping:
+            raise going_down("engine_down")
         if not self.alive:
             headers = {"Retry-After": "5"}
             raise Refusal("no replica is up", code="engine_down", status=503, headers=headers)
-        self.queue.put(jobs, max(1.0, min(60.0, self._pace)))
-        for job in jobs:
-            if job.deadline is not None:
-                wait = job.deadline - time.perf_counter()
-                asyncio.get_running_loop().call_later(wait, self._late, job)
+        self.queue.put(jobs, self._pace.wait(len(self._at)))
         self._feed()
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
+    def cancel(self, jobs: Sequence[Job], reason: str = "abort") -> None:
         """End jobs that nobody waits for any more; one that is at its end is left alone."""
         for job in jobs:
             if job in self._at:
@@ -155,14 +110,20 @@ class Replicas:
                 self._take(job)
                 lane.tell(key)
             elif self.queue.remove(job):
-                self._ended_here("abort")
+                self._ended_here(reason)
         self._feed()
 
-    def _late(self, job: Job) -> None:
-        """End a job whose deadline has passed in the queue; one at a replica ends there."""
-        if self.queue.remove(job):
-            self._ended_here("deadline")
-            job.deliver(Delta(error=job.overdue()))
+    async def _keep_time(self) -> None:
+        """End jobs whose deadline passes in the queue, and those of which their replica says nothing."""
+        while True:
+            await asyncio.sleep(_DEADLINE_STEP)
+            now = time.perf_counter()
+            silent = [
+                job for job in self._at if job.deadline is not None and job.deadline + _LAST_WORD <= now
+            ]
+            for job in (*self.queue.overdue(now), *silent):
+                self.cancel([job], "deadline")
+                job.deliver(Delta(error=job.overdue()))
 
     def _feed(self) -> None:
         """Hand jobs to replicas as long as any has room."""
@@ -176,7 +137,6 @@ class Replicas:
             if not loads:
                 break
             self._give(self.queue.pop(), loads)
-        self.counts.waiting.labels(self.counts.model).set(len(self.queue))
 
     def _give(self, job: Job, loads: dict[int, int]) -> None:
         # A prompt whose every row must run, as for its log-probabilities, finds nothing anywhere.
@@ -184,6 +144,7 @@ class Replicas:
         number, pages = self.router.choose(job.prompt if finds else (), loads)
         self.router.note(number, job.prompt)
         lane, key = self.lanes[number], next(self._keys)
+        job.started = time.perf_counter()
         lane.jobs[key] = job
         self._at[job] = lane, key
         lane.tell(Start.of(key, job))
@@ -206,13 +167,7 @@ class Replicas:
         """Follow a replica and its successors."""
         while not self._stopping:
             try:
-                life = await self._greet(lane)
-                async for batch in lane.link.follow(life):
-                    if lane.life is None:
-                        self._found(lane, life)
-                    for key, delta in batch:
-                        self._delivered(lane, key, delta)
-                    self._feed()
+                await self._follow(lane)
             except ReplicaLostError as error:
                 self._lost(lane, str(error))
             except Exception as error:  # noqa: BLE001 -- whatever it is, its jobs must hear of it
@@ -222,19 +177,31 @@ class Replicas:
                 self._lost(lane, "it said no more")
             await asyncio.sleep(_RETRY)
 
-    async def _greet(self, lane: Lane) -> str:
-        """Learn which life of a replica this is, and put the policy in force there that the others have."""
+    async def _follow(self, lane: Lane) -> None:
+        """Follow one life of a replica to its end."""
         hello = await lane.link.call("hello")
         if not isinstance(hello, Hello):
             raise ReplicaLostError(hello)
-        if self._switched is not None:
-            await lane.link.call("switch", self._switched)
         lane.process = hello.process
-        return hello.life
+        policy = hello.session.policy
+        async with aclosing(lane.link.follow(hello.life)) as batches:
+            async for batch in batches:
+                if lane.life is None:
+                    # Another may be put in force while this one is on its way.
+                    while policy != self.session.policy:
+                        policy = self.session.policy
+                        answer = await lane.link.call("switch", policy.model_dump())
+                        if isinstance(answer, Refusal):
+                            raise ReplicaLostError(answer.message)
+                    self._found(lane, hello.life)
+                for key, delta in batch:
+                    self._delivered(lane, key, delta)
+                self._feed()
 
     def _found(self, lane: Lane, life: str) -> None:
         """Begin to use a replica that is followed now."""
         lane.life = life
+        lane.trouble = ""
         lane.up.set()
         self.counts.up.labels(self.counts.model, str(lane.number)).set(1)
         if lane.losses:
@@ -248,14 +215,19 @@ class Replicas:
         self.queue.count(job.client, delta.tokens)
         if delta.last:
             self._take(job)
-            self._pace = 0.8 * self._pace + 0.2 * (time.perf_counter() - job.arrived)
+            self._pace.note(time.perf_counter() - job.started)
             if delta.result is not None:
                 self.router.note(lane.number, [*job.prompt, *delta.result.token_ids])
         job.deliver(delta)
 
     def _lost(self, lane: Lane, why: str) -> None:
         """End the jobs of a replica that is gone."""
-        if lane.life is None or self._stopping:
+        if self._stopping:
+            return
+        if lane.life is None:
+            if why != lane.trouble:
+                lane.trouble = why
+                logs.log("replica is not reached", replica=lane.number, why=why)
             return
         lane.life = None
         lane.up.clear()
@@ -265,16 +237,16 @@ class Replicas:
         self.counts.up.labels(self.counts.model, str(lane.number)).set(0)
         self.counts.lost.labels(self.counts.model, str(lane.number)).inc()
         logs.log("replica is lost", replica=lane.number, why=why, requests=len(lane.jobs))
-        refusal = Refusal(
-            f"replica {lane.number}, which ran this request, has ended; send it again",
-            code="replica_lost",
-            status=503,
-            headers={"Retry-After": "1"},
-        )
-        for job in list(lane.jobs.values()):
+        said = f"replica {lane.number}, which ran this request, has ended; send it again"
+        self._fail(list(lane.jobs.values()), said)
+
+    def _fail(self, jobs: Sequence[Job], said: str) -> None:
+        """End jobs whose replica will not."""
+        headers = {"Retry-After": "1"}
+        for job in jobs:
             self._take(job)
             self._ended_here("error")
-            job.deliver(Delta(error=refusal))
+            job.deliver(Delta(error=Refusal(said, code="replica_lost", status=503, headers=headers)))
 
     async def _keep_telling(self, lane: Lane) -> None:
         """Tell a replica what gathers, one batch after another, so that the order stays."""
@@ -282,20 +254,38 @@ class Replicas:
             await lane.told.wait()
             lane.told.clear()
             messages, lane.outbox = lane.outbox, []
-            if messages and lane.life is not None:
-                # Whoever follows the replica learns that it is lost, and ends its jobs.
-                with suppress(ReplicaLostError):
-                    await lane.link.call("tell", lane.life, messages)
+            life = lane.life
+            if not messages or life is None:
+                continue
+            try:
+                await lane.link.call("tell", life, messages)
+            except Exception as error:  # noqa: BLE001 -- whatever it is, who waits must hear of it
+                logs.log("replica was not told", replica=lane.number, why=str(error))
+                if lane.life == life:
+                    self._untold(lane, messages)
+                    await asyncio.sleep(_RETRY)
 
-    async def _ask_all(self, method: str, *given: object) -> dict[int, Any]:
-        """Ask all replicas that are up; those that do not answer in time are left out."""
+    def _untold(self, lane: Lane, messages: Sequence[Message]) -> None:
+        """End the jobs that a replica may not have heard of; should it have, it is to end them too."""
+        keys = [message.key if isinstance(message, Start) else message for message in messages]
+        said = f"replica {lane.number} did not take this request; send it again"
+        self._fail([lane.jobs[key] for key in keys if key in lane.jobs], said)
+        for key in keys:
+            lane.tell(key)
+
+    def _up(self) -> list[Lane]:
+        return [lane for lane in self.lanes if lane.life is not None]
+
+    async def _ask(
+        self, lanes: Sequence[Lane], method: str, *given: object, patience: float | None = _PATIENCE
+    ) -> dict[int, Any]:
+        """Ask replicas; those that do not answer in time are left out."""
 
         async def ask(lane: Lane) -> tuple[int, Any]:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(patience):
                 return lane.number, await lane.link.call(method, *given)
 
-        asked = [ask(lane) for lane in self.lanes if lane.life is not None]
-        found = await asyncio.gather(*asked, return_exceptions=True)
+        found = await asyncio.gather(*map(ask, lanes), return_exceptions=True)
         return dict(each for each in found if not isinstance(each, BaseException))
 
     # What is asked of them all ---------------------------------------------------------------------------------
@@ -306,11 +296,13 @@ class Replicas:
 
     async def metrics(self) -> bytes:
         """Give the metrics of the front and of all replicas that are up, by the label `engine`."""
-        return self.counts.page(await self._ask_all("metrics"))
+        pages = await self._ask(self._up(), "metrics")
+        self.counts.waiting.labels(self.counts.model).set(len(self.queue))
+        return self.counts.page(pages)
 
     async def requests(self) -> dict[str, Any]:
         """Say where every request is: sums over all replicas, each live request with its replica."""
-        found = await self._ask_all("requests")
+        found = await self._ask(self._up(), "requests")
         live = [{**each, "replica": number} for number, part in found.items() for each in part["live"]]
         sums = {
             name: sum(part[name] for part in found.values())
@@ -332,15 +324,24 @@ class Replicas:
 
     async def switch(self, policy: str | dict[str, Any]) -> dict[str, Any]:
         """Put another policy in force in all replicas, and in those that come back later."""
-        found = await self._ask_all("switch", policy)
-        for answer in found.values():
-            if isinstance(answer, Refusal):
-                raise answer
-        if not found:
-            raise Refusal("no replica is up", code="engine_down", status=503)
-        chosen: dict[str, Any] = next(iter(found.values()))
-        self._switched = policy
-        self.session = self.served.session = replace(self.session, policy=Policy.model_validate(chosen))
+        async with self._switching:
+            found: dict[int, Any] = {}
+            asked: set[str | None] = set()
+            # Without a limit of time, as one that answers late switches all the same; it may come back meanwhile.
+            while lanes := [lane for lane in self._up() if lane.life not in asked]:
+                asked |= {lane.life for lane in lanes}
+                found |= await self._ask(lanes, "switch", policy, patience=None)
+            refused = [answer for answer in found.values() if isinstance(answer, Refusal)]
+            if refused:
+                # What runs at one may forbid what others could do.
+                took = [lane for lane in self._up() if not isinstance(found.get(lane.number), Refusal)]
+                await self._ask(took, "switch", self.session.policy.model_dump(), patience=None)
+                raise refused[0]
+            if not found:
+                raise Refusal("no replica is up", code="engine_down", status=503)
+            chosen: dict[str, Any] = next(iter(found.values()))
+            policy_now = Policy.model_validate(chosen)
+            self.session = self.served.session = replace(self.session, policy=policy_now)
         self._feed()
         return chosen
 

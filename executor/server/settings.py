@@ -11,7 +11,8 @@ class Settings:
 
     `max_queue` and `max_queue_tokens` bound what waits in front of the engine (tokens: prompt plus limit).
     `max_running` is what the start said of requests in the engine, which holds for policies that are switched to too.
-    `timeout` ends requests that take longer, `stall` connections whose client reads nothing for so long.
+    `timeout` ends requests that take longer, `stall` connections whose client sends no whole headers or body in that
+    time, or reads nothing for so long.
     `keys` empty: any key passes. `drain` is how long running requests may go on after SIGTERM.
     `fingerprint` digests what seeded answers depend on and the start fixes; see `Served.fingerprint`.
     """

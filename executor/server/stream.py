@@ -34,18 +34,17 @@ async def disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Send events as an ASGI response; `left` is called once where the client leaves or reads nothing for `stall` s.
+    """Send events as an ASGI response; `left` is called once where the client leaves.
 
     The events come ready as bytes; all that are ready at once are sent in one piece.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes], left: Callable[[], None], stall: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], left: Callable[[], None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         # The length of a stream is not known.
         self.raw_headers = [entry for entry in self.raw_headers if entry[0] != b"content-length"]
         self.events = events
         self.left = left
-        self.stall = stall
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the events or the client are gone."""
@@ -62,14 +61,11 @@ class EventStream(Response):
             await self.events.aclose()
             if isinstance(ended, BaseException):
                 self.left()
-        if isinstance(ended, Exception) and not isinstance(ended, TimeoutError):
-            raise ended  # a fault of ours, for the log; whoever reads nothing for too long is none
+        if isinstance(ended, Exception):
+            raise ended  # a fault of ours, for the log
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for part in self.events:
-            message = {"type": "http.response.body", "body": part, "more_body": True}
-            # Not wait_for: before Python 3.12 it loses a cancellation that comes as its work is done.
-            async with asyncio.timeout(self.stall):
-                await send(message)
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -16,16 +16,19 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from fsm_spec.errors import FsmSpecError
-from fsm_spec.executor.generate import FAULT, NOT_FINITE, Session
+from fsm_spec.executor.generate import Session
 from fsm_spec.executor.server import logs
-from fsm_spec.executor.server.fair import FairQueue
+from fsm_spec.executor.server.fair import FairQueue, Pace
 from fsm_spec.executor.server.job import Delta, Job
 from fsm_spec.executor.server.refusal import Refusal, going_down
+from fsm_spec.executor.text_stream import BROKEN_OFF, NOT_FINITE
 from fsm_spec.policy import fill_slots
 
 Answer = TypeVar("Answer")
 # Deadlines are looked at no more often than this, in seconds.
 _DEADLINE_STEP = 0.02
+# How clients are told of faults of their own request: a code, and the status where nothing was sent yet.
+_FAULTS = {NOT_FINITE: ("not_finite", 500), BROKEN_OFF: ("grammar_broken_off", 400)}
 
 
 class Observer(Protocol):
@@ -63,7 +66,7 @@ class Worker:
         self._stopping = False
         self._ended = False
         self._checked = 0.0
-        self._pace = 0.0
+        self._pace = Pace()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -78,15 +81,11 @@ class Worker:
         """Queue the jobs of one request; raises Refusal where the queue has no room, or the engine is gone."""
         if self.fault is not None or self._stopping:
             raise Refusal("the engine is not running", code="engine_down", status=503)
-        self.queue.put(jobs, self.wait_estimate())
+        self.queue.put(jobs, self._pace.wait(len(self.jobs)))
         self._wake.set()
         # The thread may have ended meanwhile; whatever it has not found in the queue by then is told here.
         if self._ended and [job for job in jobs if self.queue.remove(job)]:
             raise Refusal("the engine is not running", code="engine_down", status=503)
-
-    def wait_estimate(self) -> float:
-        """Estimate the seconds until the queue has moved up by one, from the time between two ends of requests."""
-        return max(1.0, min(60.0, self._pace))
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """End jobs that nobody waits for any more; one that is at its end is left alone."""
@@ -98,6 +97,8 @@ class Worker:
         future: Future[Answer] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked has left; to answer would be an error, and end the engine
             try:
                 # Whoever reads the metrics behind this answer finds what it tells.
                 self.observer.changed(self)
@@ -232,11 +233,13 @@ class Worker:
         if self.session.done(number):
             delta.result = self.session.result(number)
             job.cached = delta.result.cached_tokens
+            fault = self.session.fault(number)
             self._forget(number)
             self.observer.ended(job, delta.result.finish_reason)
-            if delta.result.finish_reason == FAULT:
-                return Delta(error=Refusal(NOT_FINITE, code="not_finite", status=500))
-            self._pace = 0.8 * self._pace + 0.2 * (now - job.started)
+            if fault:
+                code, status = _FAULTS[fault]
+                return Delta(error=Refusal(fault, code=code, status=status))
+            self._pace.note(now - job.started)
         return delta
 
     def _drop(self, job: Job, reason: str, refusal: Refusal | None) -> None:
@@ -259,8 +262,7 @@ class Worker:
         waiting = [*self._failed, *self.jobs.values()]
         self._failed.clear()
         self.jobs.clear()
-        while self.queue.peek() is not None:
-            waiting.append(self.queue.pop())
+        waiting += self.queue.empty()
         for job in waiting:
             self.observer.ended(job, "error")
         self._send([(job, Delta(error=refusal)) for job in waiting])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,9 @@ from live_server import SERVING, Running, in_thread
 from fsm_spec.executor.server.app import Server
 from fsm_spec.executor.server.command import Serving
 from fsm_spec.executor.server.job import Delta
+from fsm_spec.executor.server.lane import ReplicaLostError
 from fsm_spec.executor.server.replica import Replica
-from fsm_spec.executor.server.replicas import ReplicaLostError, Replicas
+from fsm_spec.executor.server.replicas import Replicas
 from fsm_spec.executor.server.served import Elsewhere, Served
 from fsm_spec.executor.tokenizer import Tokenizer
 from fsm_spec.load import load
@@ -46,21 +47,23 @@ class Copying:
         answer = await getattr(self.made(), method)(*pickle.loads(pickle.dumps(given)))  # noqa: S301 -- our own
         return pickle.loads(pickle.dumps(answer))  # noqa: S301 -- our own
 
-    async def follow(self, life: str) -> AsyncIterator[list[tuple[int, Delta]]]:
+    async def follow(self, life: str) -> AsyncGenerator[list[tuple[int, Delta]]]:
         """Listen until the replica is killed."""
         batches = self.made().follow(life)
         killed = asyncio.ensure_future(self.killed.wait())
-        while True:
-            batch = asyncio.ensure_future(anext(batches))
-            await asyncio.wait({batch, killed}, return_when=asyncio.FIRST_COMPLETED)
-            if killed.done():
-                batch.cancel()
-                raise ReplicaLostError("killed by the test")
-            try:
-                yield pickle.loads(pickle.dumps(batch.result()))  # noqa: S301 -- our own
-            except StopAsyncIteration:
-                killed.cancel()
-                return
+        try:
+            while True:
+                batch = asyncio.ensure_future(anext(batches))
+                await asyncio.wait({batch, killed}, return_when=asyncio.FIRST_COMPLETED)
+                if killed.done():
+                    batch.cancel()
+                    raise ReplicaLostError("killed by the test")
+                try:
+                    yield pickle.loads(pickle.dumps(batch.result()))  # noqa: S301 -- our own
+                except StopAsyncIteration:
+                    return
+        finally:
+            killed.cancel()
 
     async def kill(self) -> None:
         """End the replica as if its process had gone."""

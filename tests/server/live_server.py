@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
-import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel
 
 from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer
 from fsm_spec.executor.models.random import random_weights, tiny_config
+from fsm_spec.executor.server.address import bound
 from fsm_spec.executor.server.app import Server
 from fsm_spec.executor.server.command import Serving, build
+from fsm_spec.executor.server.listen import Listener
 from fsm_spec.executor.server.settings import Settings
 from fsm_spec.load import load
 
@@ -97,6 +98,7 @@ class Running:
     process: subprocess.Popen[bytes] | None = None
     parts: Server | None = None
     loop: asyncio.AbstractEventLoop | None = None
+    listener: Listener | None = None
 
     def post(self, path: str, **body: Any) -> httpx.Response:  # noqa: ANN401 -- what a request holds
         """Send a request as it is."""
@@ -171,6 +173,11 @@ class Running:
         assert self.loop is not None
         return asyncio.run_coroutine_threadsafe(_count_tasks(), self.loop).result(10)
 
+    def connections(self) -> int:
+        """Count the connections that the server holds."""
+        assert self.listener is not None
+        return len(self.listener.server_state.connections)
+
     def stop(self, sign: signal.Signals = signal.SIGTERM, seconds: float = 30) -> int:
         """Send a signal to the process and wait for its end; give the exit code."""
         assert self.process is not None
@@ -186,13 +193,6 @@ def _succeeded(response: httpx.Response) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()
     return found
-
-
-def free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 Serve = Callable[..., AbstractContextManager[Running]]
@@ -212,48 +212,62 @@ def in_process(folder: Path, spec: str, options: dict[str, Any]) -> Iterator[Run
 @contextmanager
 def in_thread(parts: Server) -> Iterator[Running]:
     """Run a server that is put together already in a thread of this process."""
-    port = free_port()
-    config = uvicorn.Config(parts.app, port=port, log_config=None, access_log=False, lifespan="on")
-    engine = uvicorn.Server(config)
+    listener = Listener(parts)
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(engine.serve()))
-    thread.start()
-    url = f"http://127.0.0.1:{port}"
-    try:
-        with httpx.Client(base_url=url, timeout=180) as http:
-            running = Running(url, http, parts=parts, loop=loop)
-            _wait(running, thread.is_alive)
-            yield running
-    finally:
-        engine.should_exit = True
-        thread.join(30)
-        loop.close()
+    with bound("127.0.0.1", 0) as sockets:
+        # Else the system holds some megabytes for a client that reads nothing, and the server never feels it.
+        sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+        url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+        thread = threading.Thread(target=lambda: loop.run_until_complete(listener.serve(sockets)))
+        thread.start()
+        try:
+            with httpx.Client(base_url=url, timeout=180) as http:
+                running = Running(url, http, parts=parts, loop=loop, listener=listener)
+                _wait(running, thread.is_alive)
+                yield running
+        finally:
+            listener.should_exit = True
+            thread.join(60)
+            loop.close()
     assert not thread.is_alive()
 
 
 @contextmanager
 def process(folder: Path, log: Path, spec: str, *options: str) -> Iterator[Running]:
     """Run `fsm-spec serve` as a process of its own, and end it."""
-    port = free_port()
     command = [sys.executable, "-c", "from fsm_spec.cli import main; main()", "serve", spec]
-    command += ["--model", str(folder), "--port", str(port), "--log-format", "json", *options]
+    command += ["--model", str(folder), "--port", "0", "--log-format", "json", *options]
     with log.open("wb") as errors, subprocess.Popen(command, stderr=errors) as started:
-        url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, timeout=180) as http:
-            running = Running(url, http, process=started)
-            try:
+        try:
+            url = _address(log, started)
+            with httpx.Client(base_url=url, timeout=180) as http:
+                running = Running(url, http, process=started)
                 _wait(running, lambda: started.poll() is None)
                 yield running
-            finally:
-                if started.poll() is None:
-                    started.terminate()
-                    try:
-                        started.wait(60)
-                    except subprocess.TimeoutExpired:
-                        started.kill()
+        finally:
+            if started.poll() is None:
+                started.terminate()
+                try:
+                    started.wait(60)
+                except subprocess.TimeoutExpired:
+                    started.kill()
+
+
+def _address(log: Path, started: subprocess.Popen[bytes]) -> str:
+    """Wait for the line of the log that says where a server listens: a port chosen here could be taken by then."""
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        lines = log.read_text().split("\n")[:-1]  # the last one may be half written
+        for line in lines:
+            if line.startswith("{") and "url" in (found := json.loads(line)):
+                return str(found["url"]).removesuffix("/v1")
+        assert started.poll() is None, "the server ended"
+        time.sleep(0.02)
+    raise AssertionError(f"no server within {START_SECONDS} s")
 
 
 def _wait(running: Running, alive: Callable[[], bool]) -> None:
+    """Wait until a server answers."""
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
         assert alive(), "the server ended"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -309,6 +311,30 @@ def test_unknown_grammars_are_refused(server: Running) -> None:
         "/v1/completions", prompt="a", response_format={"type": "json_object"}, ignore_eos=True
     )
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "ignore_eos")
+
+
+@pytest.mark.parametrize("more", [{}, {"device": "cpu", "resident": True}], ids=["host", "resident"])
+def test_grammars_that_leave_no_token_end_their_own_request(
+    serve: Serve, folder: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """Where no text matches, or the model lacks a letter, one client gets a sentence, and nobody else an error."""
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    tokens = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(tokens.replace('"z":', '"zqzq":'))
+    with serve("ngram", model=other, pages=400, params={"shortest": 1}, **more) as running:
+        before = running.complete(**GREEDY, max_tokens=8)
+        for temperature in (0, 1.0):
+            body: dict[str, Any] = {"prompt": PROMPT, "temperature": temperature, "max_tokens": 20}
+            nothing = {"type": "regex", "pattern": r"a[^\s\S]"}
+            refused = running.post("/v1/completions", **body, response_format=nothing)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
+            body["response_format"] = {"type": "regex", "pattern": "hz|hhz"}
+            refused = running.post("/v1/completions", **body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "grammar_broken_off")
+            assert running.stream("/v1/completions", **body)[-1]["error"]["code"] == "grammar_broken_off"
+        assert before["choices"] == running.complete(**GREEDY, max_tokens=8)["choices"]
+        running.settled()
 
 
 def test_specs_with_draft_models(serve: Serve, servers: dict[str, Running]) -> None:

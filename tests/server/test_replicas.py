@@ -5,18 +5,21 @@ Here replicas are objects of this process (`crew.py`); `test_ray.py` has process
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crew import PAGES, Crew, crew, slow
-from live_server import Running
+from live_server import SERVING, Running
 
 from fsm_spec.compile import compile_table
+from fsm_spec.executor.server.command import Serving
+from fsm_spec.executor.server.replica import Replica
 from fsm_spec.executor.server.routing import IMBALANCE, PrefixRouter
 from fsm_spec.load import load
 from fsm_spec.policy import Pool
@@ -188,3 +191,28 @@ def test_refusals_and_results_travel_whole(pair: Crew) -> None:
     done = pair.running.complete(prompt="hello", max_tokens=9, temperature=0, speculation_stats=True, **LONG)
     assert done["speculation"][0]["rounds"] > 0
     assert json.dumps(done)
+
+
+def test_a_replica_has_one_listener_and_an_end(folder: Path) -> None:
+    """Who listened before hears that it is over; a replica that was closed is none that has failed."""
+    run = Serving(**{**SERVING, "spec": "ar", "model": str(folder), "pages": PAGES, "replicas": 2})
+    asyncio.run(_listen_twice(Replica(run, {"names": ("tiny",)}, "proved")))
+
+
+async def _listen_twice(replica: Replica) -> None:
+    await replica.hello()
+    first, second = replica.follow(replica.life), replica.follow(replica.life)
+    assert [] == await anext(first)
+    heard = asyncio.create_task(_rest(first))
+    await asyncio.sleep(0)
+    assert [] == await anext(second)
+    async with asyncio.timeout(20):
+        assert [[]] == await heard
+    await replica.check_health()
+    await replica.close()
+    await replica.check_health()
+    assert [[]] == await _rest(second)
+
+
+async def _rest(batches: AsyncGenerator[list[Any]]) -> list[list[Any]]:
+    return [batch async for batch in batches]

@@ -42,7 +42,7 @@ async def _leave_as_a_part_is_sent(steps: int) -> None:
             sending.set()
             await sent.wait()
 
-    stream = EventStream(events(), lambda: left.append(True), stall=30)
+    stream = EventStream(events(), lambda: left.append(True))
     running = asyncio.create_task(stream({}, receive, send))
     await sending.wait()
     gone.set()
@@ -80,7 +80,7 @@ async def _fail_one_of_two() -> tuple[list[int], bytes]:
     engines: Any = SimpleNamespace(
         submit=lambda _: None, cancel=lambda given: cancelled.extend(job.index for job in given)
     )
-    served: Any = SimpleNamespace(fingerprint="", name="tiny", settings=SimpleNamespace(stall=30.0))
+    served: Any = SimpleNamespace(fingerprint="", name="tiny")
     request: Any = SimpleNamespace(receive=receive, state=SimpleNamespace())
     jobs[0].deliver(Delta("said", 1))
     stream = await answer(order, served, engines, request)

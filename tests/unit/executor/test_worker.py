@@ -108,3 +108,52 @@ async def _ask_behind_a_cancel() -> None:
     worker.start()
     assert [0] == await asked
     worker.stop()
+
+
+def test_a_question_that_nobody_waits_for_harms_nobody() -> None:
+    """Whoever asks and leaves before the iteration is over must not take the engine along."""
+    asyncio.run(_ask_and_leave())
+
+
+async def _ask_and_leave() -> None:
+    worker = Worker(session(), FairQueue(9, 99), Ends())
+    asked = asyncio.create_task(worker.call(lambda: "never heard"))
+    await asyncio.sleep(0)  # it stands in the inbox
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    worker.start()
+    assert "answered" == await worker.call(lambda: "answered")
+    assert worker.alive
+    worker.stop()
+
+
+def test_a_job_taken_back_as_the_thread_ends_holds_up_no_other() -> None:
+    """Who comes too late takes a job out of the queue while the thread empties it: the others hear of their end."""
+    asyncio.run(_take_back_at_the_end())
+
+
+async def _take_back_at_the_end() -> None:
+    first, second = job(), job()
+    worker = Worker(session(), FairQueue(9, 99), Ends())
+    worker.queue.put([first], 1)
+    peek = worker.queue.peek
+
+    def raced() -> Job | None:
+        found = peek()
+        if found is second:
+            worker.queue.remove(second)
+        return found
+
+    def fail_and_put(*_: object) -> int:
+        worker.queue.put([second], 1)
+        raise RuntimeError("no memory")
+
+    worker.session.add = fail_and_put  # type: ignore[method-assign,assignment]
+    worker.queue.peek = raced  # type: ignore[method-assign]
+    worker.start()
+    async with asyncio.timeout(10):
+        await first.ready.get()
+    error = first.take().error
+    assert error is not None
+    assert "engine_down" == error.code
+    worker.stop()
