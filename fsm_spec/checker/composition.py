@@ -118,7 +118,11 @@ class Composition:
         self.arrivals = [automaton.values(self.table.new_request(*sizes)) for sizes in arrivals]
         self._plans: dict[object, Plan] = {}
         self._wait = self.table.codes[WAIT]
-        self.view = HostView(automaton, policy.lag)
+        self.view = self._view(policy.lag)
+
+    def _view(self, lag: int) -> HostView:
+        """Give what a host sees that is so many rounds late."""
+        return HostView(self.automaton, lag)
 
     @property
     def start(self) -> State:
@@ -188,20 +192,7 @@ class Composition:
 
         `hits` gives by request the pages that one which is admitted finds already filled.
         """
-        live = [
-            index
-            for index, entry in enumerate(state)
-            if entry and entry.columns and entry.columns[0] != self._wait
-        ]
-        queue = [
-            index
-            for index, entry in enumerate(state)
-            if entry and entry.columns and entry.columns[0] == self._wait
-        ]
-        decision = self._plan(
-            [entry for index in live if (entry := state[index])],
-            [(entry, hits.get(index, 0)) for index in queue if (entry := state[index])],
-        )
+        live, queue, decision = self._decide(state, hits)
         automaton = self.automata[decision.tier]
         options: list[list[Option]] = []
         chunks, runs = dict(decision.chunks), set(decision.run.tolist())
@@ -234,6 +225,16 @@ class Composition:
         moving = live + queue[: len(decision.admit)]
         for choice in product(*options):
             yield self._move(state, moving, choice, decision.tier)
+
+    def _decide(self, state: State, hits: Mapping[int, int]) -> tuple[list[int], list[int], Plan]:
+        """Let the scheduler decide an iteration; gives who lives and who waits, oldest first, and the plan."""
+        there = [(index, entry) for index, entry in enumerate(state) if entry and entry.columns]
+        live = [(index, entry) for index, entry in there if entry.columns[0] != self._wait]
+        queue = [(index, entry) for index, entry in there if entry.columns[0] == self._wait]
+        decision = self._plan(
+            [entry for _, entry in live], [(entry, hits.get(index, 0)) for index, entry in queue]
+        )
+        return [index for index, _ in live], [index for index, _ in queue], decision
 
     def _options(
         self, index: int, entry: Held, ways: Sequence[tuple[Way, Values]], pages: int

@@ -3,6 +3,10 @@
 All prompts start alike. The full pages of a prefilled prompt are one chain; a request that is admitted may find any
 front part of it filled (`admit(hit)`), and holds these pages together with whoever else does. A page of the chain
 returns to the pool when its last holder has gone. Both searches' counts without sharing are those of `composition.py`.
+Who prefills a prompt while another one does keeps pages of its own.
+
+A late host (`lag.py`) finds a prompt's pages once it has followed its prefill, as `executor/device/overlap.py` does:
+one iteration later, or when it waits for the round in flight, before it takes pages away or chooses a size.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ import numpy as np
 
 from fsm_spec import life_cycle
 from fsm_spec.checker import properties
-from fsm_spec.checker.composition import Composition
+from fsm_spec.checker.composition import ENDED, Composition, Held, Move, Part
+from fsm_spec.checker.lag import HostView
 from fsm_spec.language.expression import evaluate
 from fsm_spec.policy import fill_slots, plan
-from fsm_spec.prefix_cache import counted_before, usable
+from fsm_spec.prefix_cache import counted_before, lookahead, usable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsm_spec.checker.automaton import Automaton, Event
-    from fsm_spec.checker.composition import Held, Move, Option, Part, State
+    from fsm_spec.checker.composition import Option, State
     from fsm_spec.policy import Plan, Waiting
     from fsm_spec.step import Columns
 
@@ -38,25 +43,83 @@ def chain_of(entries: Sequence[Held | None]) -> int:
 class SharedPrefix(Composition):
     """Compose requests with a prefix cache: hits of every length that the chain has, or none."""
 
+    def _view(self, lag: int) -> HostView:
+        return HostView(self.automaton, lag, books=lag > 0)
+
+    def _abort(self, state: State) -> Iterator[Move]:
+        landed, gone = self._landed(state)
+        if gone:
+            # Whoever is given up may be one of these: its end is found first.
+            yield Move(gone, landed)
+        for move in super()._abort(landed):
+            yield move._replace(parts=(*move.parts, *gone))
+
     def _iterate(self, state: State) -> Iterator[Move]:
+        if self.policy.tier is None:
+            yield from self._by_hits(state)
+        else:
+            # A round in flight comes to its end before another size is chosen.
+            yield from self._behind_flight(state)
+
+    def _behind_flight(self, state: State) -> Iterator[Move]:
+        """Yield the moves of an iteration that is planned when the round in flight has come to its end."""
+        landed, gone = self._landed(state)
+        for move in self._by_hits(landed):
+            yield move._replace(parts=(*gone, *move.parts))
+
+    def _by_hits(self, state: State) -> Iterator[Move]:
         longest = {
             index: self._most_hit(entry, chain_of(state))
             for index, entry in enumerate(state)
             if entry and entry.columns and entry.columns[0] == self._wait
         }
+        waits = False
         # Requests that wait together find the same part of the chain, as far as their text reaches.
         for most in range(max(longest.values(), default=0) + 1):
-            yield from self._iteration(state, {index: min(most, hit) for index, hit in longest.items()})
+            hits = {index: min(most, hit) for index, hit in longest.items()}
+            _, _, decision = self._decide(state, hits)
+            if decision.preempt and self._late(state):
+                waits = True
+            else:
+                yield from self._iteration(state, hits)
+        if waits:
+            # Who gives pages back has no round in flight: it is planned once more when that is over.
+            yield from self._behind_flight(state)
+
+    @staticmethod
+    def _late(state: State) -> bool:
+        """Tell whether a round or a prefill is in flight."""
+        return any(entry and entry.seen for entry in state)
+
+    def _landed(self, state: State) -> tuple[State, tuple[Part, ...]]:
+        """Give the state once the host has followed the round in flight, and the parts of those who ended in it."""
+        after: list[Held | None] = []
+        gone = []
+        for index, entry in enumerate(state):
+            if entry and entry.seen and self.view.done(entry.columns):
+                gone.append(Part(index, (), (entry.pages, entry.pages, 0)))
+                after.append(ENDED)
+            else:
+                after.append(entry and entry._replace(seen=()))
+        return self._left(state, tuple(after)), tuple(gone)
 
     def _most_hit(self, entry: Held, chain: int) -> int:
-        """Give the most pages that a waiting request can find: full ones, and a row is left to run for its logits."""
+        """Give the most pages that a waiting request can find: full ones, and a row is left to run for its logits.
+
+        One that is done at once looks for none.
+        """
         named = self.automaton.columns(entry.columns)
+        if named["limit"] <= named["emitted"]:
+            return 0
         fill = fill_slots(self.table, named["prompt"], named["emitted"])
         return usable(self.table, self.pool.page_size, min(chain, self.full_pages(named["prompt"])), fill)
 
     def full_pages(self, prompt: int) -> int:
-        """Count the pages that a prompt fills: only these are left to others, so that nobody writes them again."""
-        return prompt // self.pool.page_size
+        """Count the pages of a prompt that are left to others: full ones, whose KV no later token decides.
+
+        A draft model may read a token behind a slot, so that the slot is written once more (`prefix_cache.lookahead`).
+        """
+        return max(prompt - lookahead(self.table), 0) // self.pool.page_size
 
     def _decided(
         self, live: list[Held], columns: Columns, pages: NDArray[np.int32], waiting: list[Waiting]
@@ -90,7 +153,7 @@ class SharedPrefix(Composition):
         held.update((index, option.shared) for index, option in zip(moving, choice, strict=True))
         written = any(self._writes_shared(part, held, move) for part in move.parts)
         broken = (*move.broken, properties.SHARED) if written else move.broken
-        return move._replace(after=self._chained(move), broken=broken)
+        return move._replace(after=self._chained(state, move), broken=broken)
 
     def _writes_shared(self, part: Part, shared: dict[int, int], move: Move) -> bool:
         """Tell whether a request writes a page that another one holds as well."""
@@ -100,24 +163,29 @@ class SharedPrefix(Composition):
         mine = shared.get(part.request, 0)
         return bool(slots) and page < mine and sum(page < others for others in shared.values()) > 1
 
-    def _chained(self, move: Move) -> State:
-        """Let a request that has prefilled its prompt leave the full pages to others, where they go on the chain."""
+    def _chained(self, state: State, move: Move) -> State:
+        """Let requests leave the pages of prompts that the host knows to be prefilled."""
+        if self.policy.lag:
+            return self._left(state, move.after)
         after = list(move.after)
         for part in move.parts:
-            entry = after[part.request]
-            if (
-                entry is None
-                or not entry.columns
-                or not any(event.name == life_cycle.FIRST for event in part.events)
-            ):
-                continue
-            full, chain = (
-                self.automaton.columns(entry.columns)["prompt"] // self.pool.page_size,
-                chain_of(after),
-            )
-            if full > chain and entry.shared == chain:
-                after[part.request] = entry._replace(pages=entry.pages - (full - chain), shared=full)
+            if any(event.name == life_cycle.FIRST for event in part.events):
+                self._leave(after, part.request, self.automaton.columns(part.events[0].before)["prompt"])
         return tuple(after)
+
+    def _left(self, state: State, after: State) -> State:
+        """Let requests that had a prefill in flight in `state` leave the pages of their prompts."""
+        entries = list(after)
+        for index, entry in enumerate(state):
+            if entry and entry.columns and self.view.prefilled(entry.columns, entry.seen):
+                self._leave(entries, index, self.automaton.columns(entry.columns)["prompt"])
+        return tuple(entries)
+
+    def _leave(self, after: list[Held | None], index: int, prompt: int) -> None:
+        """Let a request leave the full pages of its prompt to others, where they go on the chain."""
+        entry, full, chain = after[index], self.full_pages(prompt), chain_of(after)
+        if entry and entry.columns and entry.columns[0] != self._wait and full > chain == entry.shared:
+            after[index] = entry._replace(pages=entry.pages - (full - chain), shared=full)
 
 
 def _written(automaton: Automaton, event: Event) -> Iterator[int]:

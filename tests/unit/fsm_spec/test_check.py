@@ -659,7 +659,6 @@ def test_prompts_that_share_pages() -> None:
 @pytest.mark.parametrize(
     ("name", "bounds", "sentence"),
     [
-        ("ar", Bounds(prefix=True, lag=1), "drop --prefix or the lag"),
         ("ar", Bounds(prefix=True, interleave="action"), "a prefix cache is the scheduler's"),
         ("phases", Bounds(prefix=True), "it has no prompts to share"),
     ],

@@ -45,7 +45,13 @@ def test_recorded_steps_replay(name: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bounds", [Bounds(prefix=True), Bounds(interleave="action"), Bounds(policies=("tiers",))]
+    "bounds",
+    [
+        Bounds(prefix=True),
+        Bounds(prefix=True, lag=1),
+        Bounds(interleave="action"),
+        Bounds(policies=("tiers",)),
+    ],
 )
 def test_other_settings_replay(bounds: Bounds) -> None:
     """Shared pages, single events and tiers are part of a file, and are composed again."""
