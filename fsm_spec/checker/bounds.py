@@ -155,10 +155,10 @@ def _refuse_rounds(table: Table, bounds: Bounds) -> None:
 
 def _refuse_scheduled(policy: Policy) -> None:
     """Raise UserError for what a scheduler decides once a round, where requests move by single actions."""
-    what = "tiers are chosen" if policy.tier else "a late host plans" if policy.lag else ""
-    if what:
+    if policy.lag:
         raise UserError(
-            f"{what} once a round, and with --interleave action there are no rounds; drop one of both"
+            "a late host plans once a round for all, and with --interleave action there are no such rounds; drop one "
+            "of both"
         )
 
 

@@ -106,6 +106,21 @@ def test_specs_with_forwards_by_single_events(name: str) -> None:
                 agree(composed, symmetry=symmetry)
 
 
+@pytest.mark.parametrize("admission", ADMISSIONS)
+def test_sizes_of_single_events(admission: str) -> None:
+    """Each round runs under the size for those who live when it starts, beside rounds of other sizes."""
+    table = compile_table(load("uno_linear").spec, check=True)
+    steps = [{"to": 1, "value": 2}, {"value": 4}]
+    policy = Policy.model_validate(
+        {"policy": "sizes", "admit": admission, "tier": {"param": "b", "steps": steps}}
+    )
+    sizes = [(1, 4), (2, 3)]
+    longest = max(longest_pages(table, Pool(0, 2), *each, policy) for each in sizes)
+    largest = Automaton(tiers_of(table, policy).largest)
+    for pages, symmetry in ((longest, True), (longest - 1, False)):
+        agree(SingleEvents(largest, policy, Pool(pages, 2), 2, sizes), symmetry=symmetry)
+
+
 @pytest.mark.parametrize("name", ["linear_spec", "uno_linear"])
 def test_tiers_that_change_between_rounds(name: str) -> None:
     """Sizes that switch with the crowd, up and down, beside preemption, aborts and a late host."""
