@@ -32,6 +32,8 @@ from fsm_spec.checker.places import (
     FAULTS,
     FILL,
     GROW,
+    LANDS,
+    LANDS_ALWAYS,
     LEFT,
     LONGEST,
     MAX_RUNNING,
@@ -109,6 +111,34 @@ def _packed(settings, local, scratch):
 
 
 @jit()
+def _code(word, index, settings):
+    """Give the code of one request of a state."""
+    bits = settings[BITS]
+    return ((word >> (index * bits)) & ((1 << bits) - 1)) >> settings[PAGE_BITS]
+
+
+@jit()
+def _unpack(word, settings, scratch):
+    """Write the codes and pages of a state's requests."""
+    bits, page_field = settings[BITS], (1 << settings[PAGE_BITS]) - 1
+    for index in range(settings[REQUESTS]):
+        scratch[CODES, index] = _code(word, index, settings)
+        scratch[OWNED, index] = (word >> (index * bits)) & page_field
+
+
+@jit()
+def _land(settings, local, scratch):
+    """Let a late host see all requests as they are: those that have ended unseen go."""
+    for index in range(settings[REQUESTS]):
+        sees = local[scratch[CODES, index], SEES]
+        # Who has not been admitted is seen as it is, and has 0 there.
+        if sees:
+            scratch[CODES, index] = sees
+            if local[sees, STATUS] == ENDED:
+                scratch[OWNED, index] = 0
+
+
+@jit()
 def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out):
     """Write the successors of a state to `out`: arrivals, aborts, and every outcome of one iteration.
 
@@ -118,20 +148,28 @@ def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, s
     Gives their number (above the length of `out`: a longer one is needed), the properties broken and those shown
     (bits), and whether requests are left that nothing can move.
     """
-    requests, bits, page_bits = settings[REQUESTS], settings[BITS], settings[PAGE_BITS]
-    field, page_field = (1 << bits) - 1, (1 << page_bits) - 1
-    for index in range(requests):
-        value = (word >> (index * bits)) & field
-        scratch[CODES, index] = value >> page_bits
-        scratch[OWNED, index] = value & page_field
+    requests = settings[REQUESTS]
+    _unpack(word, settings, scratch)
     # Arrivals and aborts: each changes one request. The first absent one is the next to come.
     count, broken, shown = 0, 0, 0
     active = False
     for index in range(requests):
+        active = active or local[scratch[CODES, index], STATUS] not in (ABSENT, ENDED)
+    if settings[LANDS]:
+        _land(settings, local, scratch)
+    for index in range(requests):
         code, pages = scratch[CODES, index], scratch[OWNED, index]
         status = local[code, STATUS]
         if status == ENDED:
+            if settings[ABORT] and _code(word, index, settings) != code:
+                # It has ended before it could be given up.
+                if count < len(out):
+                    out[count] = _packed(settings, local, scratch)
+                count += 1
             continue
+        if status == ABSENT:
+            # Who arrives takes nothing away.
+            _unpack(word, settings, scratch)
         changes = len(arrivals) if status == ABSENT else settings[ABORT]
         broken |= settings[ARRIVAL_FAULTS] if status == ABSENT else changes * local[code, ABORT_FAULTS]
         for change in range(changes):
@@ -148,9 +186,11 @@ def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, s
         scratch[CODES, index], scratch[OWNED, index] = code, pages
         if status == ABSENT:
             break
-        active = True
     if not active:
         return count, broken, 0, False
+    _unpack(word, settings, scratch)
+    if settings[LANDS] == LANDS_ALWAYS:
+        _land(settings, local, scratch)
     moving, held = _planned(settings, local, prefills, admits_, scratch, queue)
     if held > settings[POOL_PAGES]:
         broken |= settings[POOL_BIT]
@@ -191,8 +231,8 @@ def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, s
 
 
 @jit()
-def _planned(settings, local, prefills, admits_, scratch, queue):
-    """Let the scheduler decide; give how many requests move, by which options, and the pages held meanwhile."""
+def _decided(settings, local, scratch, queue):
+    """Let the scheduler decide; give how many live and are admitted, the size, and whether some give pages back."""
     live, waiting, promised, running = 0, 0, 0, 0
     for index in range(settings[REQUESTS]):
         running += local[scratch[CODES, index], STATUS] == RUNNING
@@ -225,6 +265,19 @@ def _planned(settings, local, prefills, admits_, scratch, queue):
         scratch[LEFT_, :live], scratch[ROWS_, :live], queue[:waiting], scratch[NEW_PAGES, :live],
         scratch[ACTIONS, :live], scratch[TOKENS, :live], scratch[ADMIT_TOKENS, :waiting],
     )  # fmt: skip
+    preempts = False
+    for place in range(live):
+        preempts = preempts or scratch[ACTIONS, place] == PREEMPTED
+    return live, admitted, tier, preempts
+
+
+@jit()
+def _planned(settings, local, prefills, admits_, scratch, queue):
+    """Plan an iteration; give how many requests move, by which options, and the pages held meanwhile."""
+    live, admitted, tier, preempts = _decided(settings, local, scratch, queue)
+    if preempts and settings[LANDS]:
+        _land(settings, local, scratch)
+        live, admitted, tier, preempts = _decided(settings, local, scratch, queue)
     moving, held = 0, 0
     for place in range(live):
         index = scratch[LIVE, place]

@@ -2,7 +2,8 @@
 
 A request is known by two sets of columns: those it has, and those the host has `seen`. With no lag they are equal and
 only the first is kept. A request that has ended is dropped once the host sees it; a round planned for it meanwhile
-runs on dead rows and changes nothing.
+runs on dead rows and changes nothing. What takes a request away (an abort, a preemption) and another size of a tier
+wait for the round in flight, as in `executor/device/overlap.py`: the host then sees all requests as they are.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ front part of it filled (`admit(hit)`), and holds these pages together with whoe
 returns to the pool when its last holder has gone. Both searches' counts without sharing are those of `composition.py`.
 Who prefills a prompt while another one does keeps pages of its own.
 
-A late host (`lag.py`) finds a prompt's pages once it has followed its prefill, as `executor/device/overlap.py` does:
-one iteration later, or when it waits for the round in flight, before it takes pages away or chooses a size.
+A late host (`lag.py`) finds a prompt's pages once it has seen its prefill: one iteration later, or when it waits for
+the round in flight.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import numpy as np
 
 from fsm_spec import life_cycle
 from fsm_spec.checker import properties
-from fsm_spec.checker.composition import ENDED, Composition, Held, Move, Part
+from fsm_spec.checker.composition import Composition
 from fsm_spec.checker.lag import HostView
 from fsm_spec.language.expression import evaluate
 from fsm_spec.policy import fill_slots, plan
 from fsm_spec.prefix_cache import counted_before, lookahead, usable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from fsm_spec.checker.automaton import Automaton, Event
-    from fsm_spec.checker.composition import Option, State
+    from fsm_spec.checker.composition import Held, Move, Option, Part, State
     from fsm_spec.policy import Plan, Waiting
     from fsm_spec.step import Columns
 
@@ -46,62 +46,19 @@ class SharedPrefix(Composition):
     def _view(self, lag: int) -> HostView:
         return HostView(self.automaton, lag, books=lag > 0)
 
-    def _abort(self, state: State) -> Iterator[Move]:
-        landed, gone = self._landed(state)
-        if gone:
-            # Whoever is given up may be one of these: its end is found first.
-            yield Move(gone, landed)
-        for move in super()._abort(landed):
-            yield move._replace(parts=(*move.parts, *gone))
+    def _landed(self, state: State) -> tuple[State, tuple[Part, ...]]:
+        landed, gone = super()._landed(state)
+        return self._left(state, landed), gone
 
-    def _iterate(self, state: State) -> Iterator[Move]:
-        if self.policy.tier is None:
-            yield from self._by_hits(state)
-        else:
-            # A round in flight comes to its end before another size is chosen.
-            yield from self._behind_flight(state)
-
-    def _behind_flight(self, state: State) -> Iterator[Move]:
-        """Yield the moves of an iteration that is planned when the round in flight has come to its end."""
-        landed, gone = self._landed(state)
-        for move in self._by_hits(landed):
-            yield move._replace(parts=(*gone, *move.parts))
-
-    def _by_hits(self, state: State) -> Iterator[Move]:
+    def _hits(self, state: State) -> Iterator[Mapping[int, int]]:
         longest = {
             index: self._most_hit(entry, chain_of(state))
             for index, entry in enumerate(state)
             if entry and entry.columns and entry.columns[0] == self._wait
         }
-        waits = False
         # Requests that wait together find the same part of the chain, as far as their text reaches.
         for most in range(max(longest.values(), default=0) + 1):
-            hits = {index: min(most, hit) for index, hit in longest.items()}
-            _, _, decision = self._decide(state, hits)
-            if decision.preempt and self._late(state):
-                waits = True
-            else:
-                yield from self._iteration(state, hits)
-        if waits:
-            # Who gives pages back has no round in flight: it is planned once more when that is over.
-            yield from self._behind_flight(state)
-
-    @staticmethod
-    def _late(state: State) -> bool:
-        """Tell whether a round or a prefill is in flight."""
-        return any(entry and entry.seen for entry in state)
-
-    def _landed(self, state: State) -> tuple[State, tuple[Part, ...]]:
-        """Give the state once the host has followed the round in flight, and the parts of those who ended in it."""
-        after: list[Held | None] = []
-        gone = []
-        for index, entry in enumerate(state):
-            if entry and entry.seen and self.view.done(entry.columns):
-                gone.append(Part(index, (), (entry.pages, entry.pages, 0)))
-                after.append(ENDED)
-            else:
-                after.append(entry and entry._replace(seen=()))
-        return self._left(state, tuple(after)), tuple(gone)
+            yield {index: min(most, hit) for index, hit in longest.items()}
 
     def _most_hit(self, entry: Held, chain: int) -> int:
         """Give the most pages that a waiting request can find: full ones, and a row is left to run for its logits.

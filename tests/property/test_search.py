@@ -84,7 +84,7 @@ def test_shipped_specs_under_every_policy(name: str, requests: int, symmetry: bo
     """Shipped specs: every policy, with chunks and without, in a pool that is too small and in one that is not."""
     table = compile_table(load(name).spec, check=True)
     for admission in ADMISSIONS:
-        for tokens, pages, lag in ((2, 2, 0), (2048, 1, 1), (2048, 2, 0)):
+        for tokens, pages, lag in ((2, 2, 0), (2048, 1, 1), (2048, 2, 1)):
             prefill = Prefill(tokens=tokens)
             policy = load_policy(admission).model_copy(update={"prefill": prefill, "lag": lag})
             agree(composed_of(table, policy, requests, pages, abort=pages > 1), symmetry=symmetry)
