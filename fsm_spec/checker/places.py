@@ -1,6 +1,6 @@
 """What stands where in the arrays of a packed composition, and the plain numbers in them.
 
-Compiled code reads plain arrays by place: `packed.py` and the files beside it write what `compiled.py` (rounds) and
+Compiled code reads plain arrays by place: `packed.py` and the files beside it write what `rounds.py` and
 `interleaved.py` (actions) read.
 """
 
@@ -80,5 +80,5 @@ TARGET, USED, FAULTS, SHOWS = range(4)
 # What is enabled for a local state in a context, where requests move one action at a time.
 BOUNDS, ENABLED_FAULTS, ENABLED_SHOWS, STIRS = range(4)
 
-# Rows of scratch space, which `compiled.py` names.
+# Rows of scratch space, which `rounds.py` names.
 SCRATCH_ROWS: Final = 17
