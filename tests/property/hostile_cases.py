@@ -136,7 +136,15 @@ def _draw_tier(source: random.Random, loaded: Loaded, key: str, bounds: Sequence
 def draw(seed: int, names: Sequence[str]) -> Case | None:
     """Draw a case of one of the specs named; None where the drawn parameters are not the spec's to take."""
     source = random.Random(seed)
-    loaded = load(source.choice(names))
+    return _draw_of(seed, source, load(source.choice(names)))
+
+
+def draw_of(seed: int, loaded: Loaded) -> Case | None:
+    """Draw a case of a spec as `draw` does."""
+    return _draw_of(seed, random.Random(seed), loaded)
+
+
+def _draw_of(seed: int, source: random.Random, loaded: Loaded) -> Case | None:
     try:
         table = _draw_table(source, loaded)
         policy = _draw_policy(source, loaded)
