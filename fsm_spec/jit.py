@@ -26,6 +26,7 @@ _SOURCES: Final = (
     "checker/places",
     "checker/hash_set",
     "checker/interleaved",
+    "checker/rounds",
     "checker/compiled",
     "checker/paths",
 )

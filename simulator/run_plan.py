@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fsm_spec import policy
-from fsm_spec.checker.compiled import decide
+from fsm_spec.checker.rounds import decide
 from fsm_spec.jit import jit
 from fsm_spec.simulator import places as p
 from fsm_spec.simulator.free_queue import NOBODY, give, left, recall, take

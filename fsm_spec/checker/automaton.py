@@ -43,6 +43,7 @@ class Way(NamedTuple):
     """Hold one way a request can go: where it ends, its events, most slots in use, properties broken or shown.
 
     A `lost` way leads nowhere: no row takes its last event, or columns left their bounds, or its round never ends.
+    `tier` is the size under which it goes, where requests move one event at a time; None without tiers.
     """
 
     after: Values
@@ -51,6 +52,7 @@ class Way(NamedTuple):
     broken: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     lost: bool = False
+    tier: int | None = None
 
 
 class Automaton:
@@ -64,8 +66,8 @@ class Automaton:
         self._known: dict[tuple[object, ...], tuple[Way, ...]] = {}
 
     def columns(self, values: Values) -> dict[str, int]:
-        """Give the columns by name."""
-        return dict(zip(self.names, values, strict=True))
+        """Give the columns by name; what a composition has noted behind them is left out."""
+        return dict(zip(self.names, values, strict=False))
 
     def values(self, columns: Mapping[str, int]) -> Values:
         """Give the columns as a tuple."""

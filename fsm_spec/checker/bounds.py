@@ -116,7 +116,6 @@ def compositions(table: Table, bounds: Bounds) -> Iterator[Composition | Interle
     for requests in (bounds.requests,) if bounds.requests else range(1, REQUESTS + 1):
         for name in bounds.policies:
             policy = _policy(table, name, bounds)
-            _refuse_late(policy, bounds)
             automaton = automaton_of(tiers_of(table, policy).largest, known)
             sizes = sizes_of(automaton.table, requests, prompts_of(bounds)) if table.contract else []
             longest = _longest(automaton, sizes, page_size, policy)
@@ -154,18 +153,12 @@ def _refuse_rounds(table: Table, bounds: Bounds) -> None:
         )
 
 
-def _refuse_late(policy: Policy, bounds: Bounds) -> None:
-    """Raise UserError where a late host would share pages, which no search composes."""
-    if bounds.prefix and policy.lag:
-        raise UserError("pages of prompts are shared as the host sees them now; drop --prefix or the lag")
-
-
 def _refuse_scheduled(policy: Policy) -> None:
     """Raise UserError for what a scheduler decides once a round, where requests move by single actions."""
-    what = "tiers are chosen" if policy.tier else "a late host plans" if policy.lag else ""
-    if what:
+    if policy.lag:
         raise UserError(
-            f"{what} once a round, and with --interleave action there are no rounds; drop one of both"
+            "a late host plans once a round for all, and with --interleave action there are no such rounds; drop one "
+            "of both"
         )
 
 

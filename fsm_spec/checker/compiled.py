@@ -1,13 +1,12 @@
-"""The compiled search: packed states in one hash set, the scheduler's own functions inside, no Python in the loop.
+"""The compiled search: packed states in one hash set, no Python in the loop.
 
-A global state is one 64-bit word: a field a request, holding the code of its local state and, where the
-scheduler hands out pages a round ahead, the pages it owns. `packed.py` builds the arrays that these functions read
-and turns words back into states; `search.py` is the same search in plain Python, and a test compares the two.
+What leads from a state to the next is in `rounds.py` and `interleaved.py`. `packed.py` builds the arrays that these
+functions read and turns words back into states; `search.py` is the same search in plain Python, and a test compares
+the two.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# ruff: noqa: ANN001, ANN201, ANN202, ARG001, C901, PLR0912, PLR0913, PLR0915, PLR0917 - numba infers types, takes plain arguments
-# ruff: noqa: PLR1714, SIM109 - and compiles comparisons to less than it makes of tuples
+# ruff: noqa: ANN001, ANN202, C901, PLR0912, PLR0913, PLR0917 - numba infers types, takes plain arguments
 
 from __future__ import annotations
 
@@ -15,60 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from fsm_spec import policy
 from fsm_spec.checker.hash_set import empty, index_of, insert, place_of, rebuilt
 from fsm_spec.checker.interleaved import actions, search_actions
-from fsm_spec.checker.places import (
-    ABORT,
-    ABORT_FAULTS,
-    ABORTED,
-    ABSENT,
-    ADMISSION,
-    ARRIVAL_FAULTS,
-    BITS,
-    BUDGET,
-    ENDED,
-    ENDED_AS,
-    FAULTS,
-    FILL,
-    GROW,
-    LEFT,
-    LONGEST,
-    MAX_RUNNING,
-    MIXED,
-    NEED,
-    PAGE_BITS,
-    PAGE_SIZE,
-    POOL_BIT,
-    POOL_PAGES,
-    PREFILLING,
-    REQUESTS,
-    ROWS,
-    RUNNING,
-    SCRATCH_ROWS,
-    SEES,
-    SHOWS,
-    SLOTS_BIT,
-    STATUS,
-    SYMMETRY,
-    TAKE,
-    TARGET,
-    TIERS,
-    USED,
-    WAITING,
-)
+from fsm_spec.checker.places import BITS, PAGE_BITS, REQUESTS
+from fsm_spec.checker.rounds import rounds
 from fsm_spec.jit import compiled, jit
 
-PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
 # A model is a few plain arrays, as arrays by name in a tuple take numba ten times as long to compile.
-
-# Rows of `scratch`, one element a request.
-(CODES, OWNED, QUEUED, LIVE, RUNNING_, PAGES_, NEED_, LEFT_, ROWS_, NEW_PAGES, ACTIONS, TOKENS, ADMIT_TOKENS, MOVER,
- OPTION, OPTION_PAGES, WHEEL) = range(SCRATCH_ROWS)  # fmt: skip
-
-
-admits = compiled(policy.admits, "admits")
-decide = compiled(policy.decide, "decide", admits=admits)
 
 
 @jit()
@@ -81,187 +33,8 @@ def _wider(array, count, size):
     return longer
 
 
-# One iteration of the scheduler at a time --------------------------------------------------------------------------
-
-
-@jit()
-def _packed(settings, local, scratch):
-    """Pack codes and pages; with symmetry, requests that have ended lose their places."""
-    requests, bits, page_bits, ended = (
-        settings[REQUESTS],
-        settings[BITS],
-        settings[PAGE_BITS],
-        settings[ENDED_AS],
-    )
-    symmetry = settings[SYMMETRY]
-    word = 0
-    place = 0
-    for index in range(requests):
-        code = scratch[CODES, index]
-        if symmetry and code == ended:
-            continue
-        word |= ((code << page_bits) | scratch[OWNED, index]) << (place * bits)
-        place += 1
-    while place < requests:
-        word |= (ended << page_bits) << (place * bits)
-        place += 1
-    return word
-
-
-@jit()
-def rounds(word, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, out):
-    """Write the successors of a state to `out`: arrivals, aborts, and every outcome of one iteration.
-
-    `lists[k]` and `lists[k + 1]` bound option list k; `prefills[code, n]` and `admits_[code, n]` give the list of
-    a request that prefills n tokens, now or at its admission (columns 0 of both, for a running one: its round, its
-    preemption).
-    Gives their number (above the length of `out`: a longer one is needed), the properties broken and those shown
-    (bits), and whether requests are left that nothing can move.
-    """
-    requests, bits, page_bits = settings[REQUESTS], settings[BITS], settings[PAGE_BITS]
-    field, page_field = (1 << bits) - 1, (1 << page_bits) - 1
-    for index in range(requests):
-        value = (word >> (index * bits)) & field
-        scratch[CODES, index] = value >> page_bits
-        scratch[OWNED, index] = value & page_field
-    # Arrivals and aborts: each changes one request. The first absent one is the next to come.
-    count, broken, shown = 0, 0, 0
-    active = False
-    for index in range(requests):
-        code, pages = scratch[CODES, index], scratch[OWNED, index]
-        status = local[code, STATUS]
-        if status == ENDED:
-            continue
-        changes = len(arrivals) if status == ABSENT else settings[ABORT]
-        broken |= settings[ARRIVAL_FAULTS] if status == ABSENT else changes * local[code, ABORT_FAULTS]
-        for change in range(changes):
-            target = arrivals[change] if status == ABSENT else local[code, ABORTED]
-            if target < 0:
-                continue
-            scratch[CODES, index] = target
-            scratch[OWNED, index] = (
-                pages if local[target, STATUS] == RUNNING or local[target, STATUS] == PREFILLING else 0
-            )
-            if count < len(out):
-                out[count] = _packed(settings, local, scratch)
-            count += 1
-        scratch[CODES, index], scratch[OWNED, index] = code, pages
-        if status == ABSENT:
-            break
-        active = True
-    if not active:
-        return count, broken, 0, False
-    moving, held = _planned(settings, local, prefills, admits_, scratch, queue)
-    if held > settings[POOL_PAGES]:
-        broken |= settings[POOL_BIT]
-    still = False
-    # Every request that moves has a list of options; the product of the lists is walked like an odometer.
-    for place in range(moving):
-        scratch[WHEEL, place] = lists[scratch[OPTION, place]]
-    while True:
-        lost = False
-        for place in range(moving):
-            index, at, pages = scratch[MOVER, place], scratch[WHEEL, place], scratch[OPTION_PAGES, place]
-            target = options[at, TARGET]
-            broken |= options[at, FAULTS]
-            shown |= options[at, SHOWS]
-            if target < 0:
-                lost = True
-                continue
-            status = local[target, STATUS]
-            if options[at, USED] > pages * settings[PAGE_SIZE] and status != WAITING:
-                broken |= settings[SLOTS_BIT]
-            scratch[CODES, index] = target
-            scratch[OWNED, index] = 0 if status == ENDED or status == WAITING else pages
-        if not lost:
-            after = _packed(settings, local, scratch)
-            still = still or after == word
-            if count < len(out):
-                out[count] = after
-            count += 1
-        place = moving - 1
-        while place >= 0:
-            scratch[WHEEL, place] += 1
-            if scratch[WHEEL, place] < lists[scratch[OPTION, place] + 1]:
-                break
-            scratch[WHEEL, place] = lists[scratch[OPTION, place]]
-            place -= 1
-        if place < 0:
-            return count, broken, shown, still
-
-
-@jit()
-def _planned(settings, local, prefills, admits_, scratch, queue):
-    """Let the scheduler decide; give how many requests move, by which options, and the pages held meanwhile."""
-    live, waiting, promised, running = 0, 0, 0, 0
-    for index in range(settings[REQUESTS]):
-        running += local[scratch[CODES, index], STATUS] == RUNNING
-    # Facts and lists of the size that so many running requests get; what is not of a round is the same in all sizes.
-    tier = settings[TIERS + running]
-    for index in range(settings[REQUESTS]):
-        code = scratch[CODES, index]
-        status = local[code, STATUS]
-        if status == WAITING:
-            queue[waiting, 0] = local[code, TAKE]
-            queue[waiting, 1] = local[code, LONGEST]
-            queue[waiting, 2] = local[code, FILL]
-            scratch[QUEUED, waiting] = index
-            scratch[ADMIT_TOKENS, waiting] = 0
-            waiting += 1
-        elif status == PREFILLING or status == RUNNING:
-            scratch[RUNNING_, live] = status == RUNNING
-            scratch[PAGES_, live] = scratch[OWNED, index]
-            scratch[NEED_, live] = local[tier + code, NEED] if status == RUNNING else scratch[OWNED, index]
-            scratch[LEFT_, live] = local[code, LEFT]
-            scratch[ROWS_, live] = local[tier + code, ROWS]
-            scratch[ACTIONS, live] = 0
-            scratch[TOKENS, live] = 0
-            scratch[LIVE, live] = index
-            promised += local[code, LONGEST]
-            live += 1
-    admitted = decide(
-        settings[ADMISSION], settings[MIXED], settings[BUDGET], settings[MAX_RUNNING], settings[POOL_PAGES],
-        settings[GROW], promised, scratch[RUNNING_, :live], scratch[PAGES_, :live], scratch[NEED_, :live],
-        scratch[LEFT_, :live], scratch[ROWS_, :live], queue[:waiting], scratch[NEW_PAGES, :live],
-        scratch[ACTIONS, :live], scratch[TOKENS, :live], scratch[ADMIT_TOKENS, :waiting],
-    )  # fmt: skip
-    moving, held = 0, 0
-    for place in range(live):
-        index = scratch[LIVE, place]
-        code, pages, option = scratch[CODES, index], scratch[NEW_PAGES, place], -1
-        if scratch[ACTIONS, place] == PREEMPTED:
-            option, pages = admits_[tier + code, 0], 0
-        elif scratch[ACTIONS, place] == RUNS:
-            option = prefills[tier + code, 0]
-        elif scratch[TOKENS, place] > 0:
-            option = prefills[tier + code, scratch[TOKENS, place]]
-        held += pages
-        if option < 0:
-            # Nothing runs, and a late host catches up: a request that had ended unseen goes.
-            code = local[code, SEES]
-            scratch[CODES, index] = code
-            scratch[OWNED, index] = 0 if local[code, STATUS] == ENDED else pages
-            continue
-        scratch[MOVER, moving], scratch[OPTION, moving], scratch[OPTION_PAGES, moving] = index, option, pages
-        moving += 1
-    for place in range(admitted):
-        index = scratch[QUEUED, place]
-        option = admits_[tier + scratch[CODES, index], scratch[ADMIT_TOKENS, place]]
-        scratch[MOVER, moving], scratch[OPTION, moving], scratch[OPTION_PAGES, moving] = (
-            index,
-            option,
-            queue[place, 0],
-        )
-        held += queue[place, 0]
-        moving += 1
-    return moving, held
-
-
 # What `_search` and `_cycle` call: `compiled` puts the moves by rounds or by actions in this place.
 successors: Any = rounds
-
-
-# The search --------------------------------------------------------------------------------------------------------
 
 
 def _search(start, settings, local, lists, options, prefills, admits_, arrivals, scratch, queue, max_states):

@@ -118,7 +118,11 @@ class Composition:
         self.arrivals = [automaton.values(self.table.new_request(*sizes)) for sizes in arrivals]
         self._plans: dict[object, Plan] = {}
         self._wait = self.table.codes[WAIT]
-        self.view = HostView(automaton, policy.lag)
+        self.view = self._view(policy.lag)
+
+    def _view(self, lag: int) -> HostView:
+        """Give what a host sees that is so many rounds late."""
+        return HostView(self.automaton, lag)
 
     @property
     def start(self) -> State:
@@ -157,22 +161,40 @@ class Composition:
         )
 
     def _abort(self, state: State) -> Iterator[Move]:
-        for index, entry in enumerate(state):
+        landed, gone = self._landed(state)
+        for index, entry in enumerate(landed):
+            if entry is ENDED and state[index] != ENDED:
+                # It has ended before it could be given up.
+                yield Move(gone, landed)
             if entry is not None and entry.columns:
-                for way in self._abandoned(entry.columns, life_cycle.ABORT):
+                for way in self.automaton.alone(entry.columns, life_cycle.ABORT):
                     after = self.abandoned(way, entry.pages)
                     part = Part(index, way.events, (entry.pages, entry.pages, after.pages))
-                    yield Move((part,), put(state, index, after), way.broken, way.shown, lost=way.lost)
+                    yield Move((part, *gone), put(landed, index, after), way.broken, way.shown, lost=way.lost)
+
+    def _landed(self, state: State) -> tuple[State, tuple[Part, ...]]:
+        """Give the state once the host has seen the round in flight, and the parts of those who ended in it."""
+        if not self.late(state):
+            return state, ()
+        gone = tuple(
+            Part(index, (), (entry.pages, entry.pages, 0))
+            for index, entry in enumerate(state)
+            if entry and entry.seen and self.view.done(entry.columns)
+        )
+        ended = {part.request for part in gone}
+        return tuple(
+            ENDED if index in ended else entry and entry._replace(seen=())
+            for index, entry in enumerate(state)
+        ), gone
+
+    @staticmethod
+    def late(state: State) -> bool:
+        """Tell whether the host has yet to see something."""
+        return any(entry and entry.seen for entry in state)
 
     def abandoned(self, way: Way, pages: int) -> Held:
         """Give what is left of an aborted request: nothing, if the table's rows end it as they should."""
         return self._settled(way.after, 0 if way.after[0] == self._wait else pages)
-
-    def _abandoned(self, columns: Values, event: str) -> Sequence[Way]:
-        """Give the ways of an abort or a preemption; a request that has ended unseen only goes."""
-        if self.view.done(columns):
-            return (self.view.dropped(columns),)
-        return self.automaton.alone(columns, event)
 
     def _settled(self, values: Values, pages: int, seen: Values = (), shared: int = 0) -> Held:
         if self.view.done(values) and not seen:
@@ -180,28 +202,41 @@ class Composition:
         return Held(values, pages, seen, shared)
 
     def _iterate(self, state: State) -> Iterator[Move]:
-        """Yield the moves of one iteration."""
-        yield from self._iteration(state, {})
+        """Yield the moves of one iteration; a round in flight ends before another size is chosen."""
+        if self.policy.tier is None:
+            yield from self._planned(state)
+        else:
+            yield from self._behind_flight(state)
+
+    def _behind_flight(self, state: State) -> Iterator[Move]:
+        """Yield the moves of an iteration that is planned when the host has seen the round in flight."""
+        landed, gone = self._landed(state)
+        for move in self._planned(landed):
+            yield move._replace(parts=(*gone, *move.parts)) if gone else move
+
+    def _planned(self, state: State) -> Iterator[Move]:
+        """Yield the moves of every plan that takes nothing away from a round in flight."""
+        waits = False
+        for hits in self._hits(state):
+            if self.late(state) and self._decide(state, hits)[2].preempt:
+                waits = True
+            else:
+                yield from self._iteration(state, hits)
+        if waits:
+            # Who gives pages back has no round in flight: all is planned once more when that is over.
+            yield from self._behind_flight(state)
+
+    def _hits(self, state: State) -> Iterator[Mapping[int, int]]:
+        """Yield what waiting requests may find in a prefix cache: nothing."""
+        del state
+        yield {}
 
     def _iteration(self, state: State, hits: Mapping[int, int]) -> Iterator[Move]:
         """Yield the plan's moves: every combination of what its requests can do.
 
         `hits` gives by request the pages that one which is admitted finds already filled.
         """
-        live = [
-            index
-            for index, entry in enumerate(state)
-            if entry and entry.columns and entry.columns[0] != self._wait
-        ]
-        queue = [
-            index
-            for index, entry in enumerate(state)
-            if entry and entry.columns and entry.columns[0] == self._wait
-        ]
-        decision = self._plan(
-            [entry for index in live if (entry := state[index])],
-            [(entry, hits.get(index, 0)) for index in queue if (entry := state[index])],
-        )
+        live, queue, decision = self._decide(state, hits)
         automaton = self.automata[decision.tier]
         options: list[list[Option]] = []
         chunks, runs = dict(decision.chunks), set(decision.run.tolist())
@@ -211,7 +246,7 @@ class Composition:
             pages = int(decision.pages[place])
             ways: list[tuple[Way, Values]]
             if place in decision.preempt:
-                ways = [(way, ()) for way in self._abandoned(entry.columns, life_cycle.PREEMPT)]
+                ways = [(way, ()) for way in self.automaton.alone(entry.columns, life_cycle.PREEMPT)]
                 options.append(self._options(index, entry, ways, 0))
             elif self.view.done(entry.columns):
                 options.append(self._options(index, entry, [(self.view.dropped(entry.columns), ())], pages))
@@ -234,6 +269,16 @@ class Composition:
         moving = live + queue[: len(decision.admit)]
         for choice in product(*options):
             yield self._move(state, moving, choice, decision.tier)
+
+    def _decide(self, state: State, hits: Mapping[int, int]) -> tuple[list[int], list[int], Plan]:
+        """Let the scheduler decide an iteration; gives who lives and who waits, oldest first, and the plan."""
+        there = [(index, entry) for index, entry in enumerate(state) if entry and entry.columns]
+        live = [(index, entry) for index, entry in there if entry.columns[0] != self._wait]
+        queue = [(index, entry) for index, entry in there if entry.columns[0] == self._wait]
+        decision = self._plan(
+            [entry for _, entry in live], [(entry, hits.get(index, 0)) for index, entry in queue]
+        )
+        return [index for index, _ in live], [index for index, _ in queue], decision
 
     def _options(
         self, index: int, entry: Held, ways: Sequence[tuple[Way, Values]], pages: int

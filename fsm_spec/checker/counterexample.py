@@ -259,6 +259,9 @@ def _reason(automaton: Automaton, move: Move) -> str:
     """Give the columns of every request that took part, as the broken property finds them; or what finds no row."""
     texts = []
     for request, events, _ in move.parts:
+        if not events:
+            # It only goes, as a late host sees its end now.
+            continue
         if events[-1].transition == NO_ROW:
             texts.append(f"request {request}: {refusal(automaton, events[-1])}")
         else:

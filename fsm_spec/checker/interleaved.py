@@ -121,7 +121,7 @@ def _expanded(word, settings, local, lists, changes, out, found):
 
 @jit()
 def actions(word, settings, local, lists, changes, prefills, admits, arrivals, scratch, queue, out):
-    """Give the successors of one state as `compiled.rounds` does; the arguments that only rounds need are not read."""
+    """Give the successors of one state as `rounds.rounds` does; the arguments that only rounds need are not read."""
     found, broken, shown, stirs = _expanded(word, settings, local, lists, changes, out, 0)
     return found, broken, shown, not stirs and word != _all_ended(settings)
 

@@ -88,8 +88,7 @@ class Interleaving:
         del state
         return 0
 
-    @staticmethod
-    def sizes(move: Move) -> dict[str, int]:
+    def sizes(self, move: Move) -> dict[str, int]:
         """Give no sizes, as no scheduler chooses any."""
         del move
         return {}
@@ -103,6 +102,11 @@ class Interleaving:
         del name  # what an abstract model holds is what its states say
         return self.pages(way.after) - self.pages(values)
 
+    def chosen(self, values: Values, way: Way, live: int) -> bool:
+        """Tell whether an event may go this way while so many requests live: always, as there are no sizes."""
+        del values, way, live
+        return True
+
     def moves(self, state: State) -> Iterator[Move]:
         """Yield every move from a state."""
         used = sum(entry.pages for entry in state if entry)
@@ -113,6 +117,8 @@ class Interleaving:
                 continue
             blocked = False
             for name, way in self.events(entry.columns):
+                if not self.chosen(entry.columns, way, len(live)):
+                    continue
                 grows = self.grows(entry.columns, name, way)
                 if name == life_cycle.ADMIT:
                     promised = (len(live) + 1) * self.longest
@@ -138,7 +144,9 @@ class Interleaving:
         after = ENDED if self.is_end(name, way) else Held(way.after, self.pages(way.after))
         part = Part(index, way.events, (entry.pages, max(entry.pages, after.pages), after.pages))
         by_scheduler = name != life_cycle.ABORT
-        return Move((part,), put(state, index, after), way.broken, way.shown, by_scheduler, way.lost)
+        return Move(
+            (part,), put(state, index, after), way.broken, way.shown, by_scheduler, way.lost, way.tier
+        )
 
     def is_end(self, name: str, way: Way) -> bool:
         """Tell whether a request is done after an event: it ends, or is back in the state that it must reach."""

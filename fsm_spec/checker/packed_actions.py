@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsm_spec.checker.automaton import Values
+    from fsm_spec.checker.automaton import Values, Way
     from fsm_spec.checker.composition import State
     from fsm_spec.checker.interleaving import Interleaving
 
@@ -95,7 +95,7 @@ class ActionsPacking:
         for code, values in enumerate(self.values[:-1]):
             edges = self._edges(code, values)
             for free, live in np.ndindex(most + 2, requests + 1):
-                enabled = self._enabled(edges, free - 1, live)
+                enabled = self._enabled(values, edges, free - 1, live)
                 targets = tuple(code ^ edge.target for edge in enabled if not edge.nowhere)
                 if targets not in known:
                     known[targets] = len(changes) | ((len(changes) + len(targets)) << HALF)
@@ -118,7 +118,7 @@ class ActionsPacking:
                 # What leaves a request as it is can repeat for ever.
                 faults |= 1 << (len(self.sentences) - 1)
             grows = 0 if way.lost else self.composed.grows(values, name, way)
-            edges.append(_Edge(name, target, grows, faults, shows, way.lost))
+            edges.append(_Edge(name, target, grows, faults, shows, way.lost, way))
         return edges
 
     def word(self, state: State) -> int:
@@ -126,13 +126,15 @@ class ActionsPacking:
         fields = [self.codes[entry.columns] for entry in state if entry is not None]
         return word_of(sorted(fields) if self.symmetry else fields, self.model)
 
-    def _enabled(self, edges: Sequence[_Edge], free: int, live: int) -> list[_Edge]:
+    def _enabled(self, values: Values, edges: Sequence[_Edge], free: int, live: int) -> list[_Edge]:
         """Choose the edges that a request may take in a context, as `Interleaving.moves` does."""
         composed = self.composed
         promised, admission = (live + 1) * composed.longest, ADMISSIONS.index(composed.policy.admit)
         enabled = []
         blocked = False
         for edge in edges:
+            if not composed.chosen(values, edge.way, live):
+                continue
             if edge.event == life_cycle.ADMIT:
                 allowed = (
                     promised <= composed.pool.pages
@@ -159,3 +161,4 @@ class _Edge(NamedTuple):
     faults: int
     shows: int
     nowhere: bool
+    way: Way

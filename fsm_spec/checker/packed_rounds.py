@@ -19,6 +19,8 @@ from fsm_spec.checker.places import (
     ABSENT_CODE,
     ENDED,
     ENDED_CODE,
+    LANDS_ALWAYS,
+    LANDS_TO_TAKE,
     LOST,
     PREFILLING,
     RUNNING,
@@ -170,6 +172,7 @@ class RoundsPacking:
             ended_code=ENDED_CODE,
             pool_bit=bits_of([properties.POOL], self.sentences),
             slots_bit=bits_of([properties.SLOTS], self.sentences),
+            lands=0 if not self.policy.lag else LANDS_TO_TAKE if self.policy.tier is None else LANDS_ALWAYS,
             arrival_faults=bits_of([properties.FITS], self.sentences)
             if any(local[code].longest > self.pool.pages for code in arrivals)
             else 0,
@@ -235,8 +238,8 @@ class RoundsPacking:
             ]
             return facts, [], lists
         if view.done(values):
-            # Ended unseen: whatever is planned for it, it goes.
-            going = preempt = [self._list([(view.dropped(values), ())])]
+            # Ended unseen: whatever is planned for it, it goes; whom the host would preempt it sees first.
+            going, preempt = [self._list([(view.dropped(values), ())])], []
         else:
             going = []
             preempt = [self._list([(way, ()) for way in automaton.alone(values, life_cycle.PREEMPT)])]

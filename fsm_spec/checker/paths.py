@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fsm_spec.checker.compiled import actions, rounds
 from fsm_spec.checker.hash_set import place_of
+from fsm_spec.checker.interleaved import actions
+from fsm_spec.checker.rounds import rounds
 from fsm_spec.jit import compiled
 
 # What stands for it in the functions below is given to `compiled`.

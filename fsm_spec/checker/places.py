@@ -1,6 +1,6 @@
 """What stands where in the arrays of a packed composition, and the plain numbers in them.
 
-Compiled code reads plain arrays by place: `packed.py` and the files beside it write what `compiled.py` (rounds) and
+Compiled code reads plain arrays by place: `packed.py` and the files beside it write what `rounds.py` and
 `interleaved.py` (actions) read.
 """
 
@@ -14,6 +14,8 @@ MOST_REQUESTS: Final = 16
 ABSENT_CODE, ENDED_CODE = 0, 1
 # Kinds of local states.
 ABSENT, WAITING, PREFILLING, RUNNING, ENDED = range(5)
+# A late host waits before it takes requests away or pages from them; or before every plan, which may choose a size.
+LANDS_TO_TAKE, LANDS_ALWAYS = 1, 2
 # The target of a way that leads nowhere.
 LOST: Final = -1
 # Two counts in one integer: the first below this bit, the second above.
@@ -39,12 +41,14 @@ class Settings(NamedTuple):
     ended_code: int
     pool_bit: int
     slots_bit: int
+    # When a late host waits for the round in flight; 0 where nothing is late.
+    lands: int = 0
     # Bits of what the arrival of a request breaks that no empty pool could hold.
     arrival_faults: int = 0
 
 
 (REQUESTS, BITS, PAGE_BITS, SYMMETRY, ABORT, ADMISSION, POOL_PAGES, PAGE_SIZE, GROW, MIXED, BUDGET, MAX_RUNNING,
- ENDED_AS, POOL_BIT, SLOTS_BIT, ARRIVAL_FAULTS) = range(len(Settings._fields))  # fmt: skip
+ ENDED_AS, POOL_BIT, SLOTS_BIT, LANDS, ARRIVAL_FAULTS) = range(len(Settings._fields))  # fmt: skip
 # From here on, by running requests: where the facts and lists of the tier's table begin.
 TIERS: Final = len(Settings._fields)
 
@@ -76,5 +80,5 @@ TARGET, USED, FAULTS, SHOWS = range(4)
 # What is enabled for a local state in a context, where requests move one action at a time.
 BOUNDS, ENABLED_FAULTS, ENABLED_SHOWS, STIRS = range(4)
 
-# Rows of scratch space, which `compiled.py` names.
+# Rows of scratch space, which `rounds.py` names.
 SCRATCH_ROWS: Final = 17

@@ -129,7 +129,7 @@ class _Search:
     @staticmethod
     def _aborted(move: Move) -> bool:
         """Tell of an abort after which a request goes on."""
-        (part,) = move.parts
+        part, *_ = move.parts
         entry = move.after[part.request]
         return bool(part.events) and entry is not None and bool(entry.columns)
 

@@ -25,7 +25,6 @@ def stuck_reasons(
     `looping` are the requests that move on a cycle, if the state is on one.
     """
     free = composed.pool.pages - composed.in_common(state) - sum(entry.pages for entry in state if entry)
-    table = _table(composed, state)
     for request, entry in enumerate(state):
         if entry is None or not entry.columns or entry == ABSENT:
             continue
@@ -34,24 +33,23 @@ def stuck_reasons(
         if looping:
             reason = "it moves, but gets nowhere" if request in looping else "nothing moves it meanwhile"
         else:
-            reason = _reason(composed, table, entry, free)
+            reason = _reason(composed, state, entry, free)
         reason = hopeless(composed, entry) or reason
         yield f"{where}{held}: {reason}" if reason else f"{where}{held}"
     yield f"{_pages(free)} of {composed.pool.pages} {'is' if free == 1 else 'are'} free"
 
 
-def _table(composed: Composition | Interleaving, state: State) -> Table:
+def _reason(composed: Composition | Interleaving, state: State, entry: Held, free: int) -> str:
+    if isinstance(composed, Composition):
+        return _scheduled(composed, _table(composed, state), entry, free)
+    live = sum(composed.lives(each.columns) for each in state if each and each.columns)
+    return "; ".join(_lacking(composed, entry, live, free)) or _waiting(composed, entry)
+
+
+def _table(composed: Composition, state: State) -> Table:
     """Give the table under which the next round would run."""
-    if isinstance(composed, Interleaving):
-        return composed.table
     running = sum(composed.table.states[entry.visible[0]].round for entry in state if entry and entry.columns)
     return composed.tiers.table(running)
-
-
-def _reason(composed: Composition | Interleaving, table: Table, entry: Held, free: int) -> str:
-    if isinstance(composed, Composition):
-        return _scheduled(composed, table, entry, free)
-    return "; ".join(_lacking(composed, entry, free)) or _waiting(composed, entry)
 
 
 def _scheduled(composed: Composition, table: Table, entry: Held, free: int) -> str:
@@ -67,12 +65,13 @@ def _scheduled(composed: Composition, table: Table, entry: Held, free: int) -> s
     return f"its round needs {_pages(need - entry.pages)} more" if need - entry.pages > free else ""
 
 
-def _lacking(composed: Interleaving, entry: Held, free: int) -> Iterator[str]:
+def _lacking(composed: Interleaving, entry: Held, live: int, free: int) -> Iterator[str]:
     """Name the events that wait for pages; nothing for a request that waits or can go on."""
     events = [
         (name, way)
         for name, way in composed.events(entry.columns)
         if name not in (life_cycle.ADMIT, life_cycle.PREEMPT, life_cycle.ABORT)
+        and composed.chosen(entry.columns, way, live)
     ]
     if not events and composed.lives(entry.columns):
         yield "no event leaves this state"

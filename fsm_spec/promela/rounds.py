@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from fsm_spec import policy
 from fsm_spec.checker import properties
 from fsm_spec.checker.packed_rounds import RoundsPacking
-from fsm_spec.checker.places import Local, Settings
+from fsm_spec.checker.places import LANDS_ALWAYS, LANDS_TO_TAKE, Local, Settings
 from fsm_spec.promela.scheduler import Translation, macro_of
 from fsm_spec.promela.text import OPERATORS, comment
 
@@ -32,10 +32,43 @@ _LIVE: Final = ("running", "pages", "need", "left", "rows", "owned", "actions", 
 _FACTS: Final = ("status", "longest", "need", "left", "rows", "take", "fill", "sees")
 
 # Which size so many running requests get, where the policy has tiers: where its facts and lists begin.
+# A request that has ended unseen goes once a late host has seen it.
+_LAND: Final = """\
+request = 0;
+do :: request < N ->
+  if :: sees_at[to_code[request]] > 0 ->
+    to_code[request] = sees_at[to_code[request]];
+    if :: status_at[to_code[request]] == ENDED -> to_pages[request] = 0 :: else -> skip fi
+  :: else -> skip
+  fi;
+  request++;
+:: else -> break
+od;
+"""
+
+_BEGIN: Final = """\
+request = 0;
+do :: request < N ->
+  to_code[request] = code_of[request]; to_pages[request] = pages_of[request];
+  request++;
+:: else -> break
+od;
+"""
+
+# Who would give pages back has a round in flight: once that is seen, all is decided again.
+_AGAIN: Final = """\
+again = 0; place = 0;
+do :: place < lives -> again = again + (d_actions[place] == {preempted} -> 1 : 0); place++ :: else -> break od;
+if :: again > 0 && landed == 0 -> landed = 1;
+{land}
+:: else -> again = 0
+fi;
+"""
+
 _TIER: Final = """\
 tier = 0; request = 0;
 do :: request < N ->
-  tier = tier + (status_at[code_of[request]] == RUNNING -> 1 : 0);
+  tier = tier + (status_at[to_code[request]] == RUNNING -> 1 : 0);
   request++;
 :: else -> break
 od;
@@ -45,7 +78,7 @@ tier = tier_at[tier];
 _PREPARE: Final = """\
 lives = 0; waits = 0; d_promised = 0; d_budget = BUDGET; request = 0;
 do :: request < N ->
-  local_ = code_of[request];
+  local_ = to_code[request];
   if :: status_at[local_] == WAITING ->
     queue_take[waits] = take_at[local_];
     queue_longest[waits] = longest_at[local_];
@@ -55,8 +88,8 @@ do :: request < N ->
     waits++;
   :: status_at[local_] == PREFILLING || status_at[local_] == RUNNING ->
     d_running[lives] = (status_at[local_] == RUNNING -> 1 : 0);
-    d_pages[lives] = pages_of[request];
-    d_need[lives] = (status_at[local_] == RUNNING -> need_at[TIER local_] : pages_of[request]);
+    d_pages[lives] = to_pages[request];
+    d_need[lives] = (status_at[local_] == RUNNING -> need_at[TIER local_] : to_pages[request]);
     d_left[lives] = left_at[local_];
     d_rows[lives] = rows_at[TIER local_];
     d_actions[lives] = 0;
@@ -66,7 +99,6 @@ do :: request < N ->
     lives++;
   :: else -> skip
   fi;
-  to_code[request] = code_of[request]; to_pages[request] = pages_of[request];
   request++;
 :: else -> break
 od;
@@ -76,7 +108,7 @@ _CHOOSE: Final = """\
 held = 0; place = 0;
 do :: place < lives ->
   request = live_request[place];
-  local_ = code_of[request];
+  local_ = to_code[request];
   to_pages[request] = d_owned[place];
   if :: d_actions[place] == {preempted} ->
     list_of[request] = admits_at[(TIER local_) * ADMITS_WIDTH];
@@ -100,7 +132,7 @@ od;
 place = 0;
 do :: place < d_result ->
   request = waiting_request[place];
-  list_of[request] = admits_at[(TIER code_of[request]) * ADMITS_WIDTH + d_admit_tokens[place]];
+  list_of[request] = admits_at[(TIER to_code[request]) * ADMITS_WIDTH + d_admit_tokens[place]];
   to_pages[request] = queue_take[place];
   held = held + to_pages[request];
   place++;
@@ -274,6 +306,7 @@ class _Writer:
             "held",
             "same",
             *(["tier"] if self.tiered else []),
+            *(["again", "landed"] if self.settings.lands == LANDS_TO_TAKE else []),
             *self.decide.variables,
             "d_result",
         )
@@ -290,23 +323,43 @@ class _Writer:
                 yield f"  :: d_step {{ {first} -> code_of[{index}] = {code} }} {comment('arrival')}"
         yield "#if ABORT"
         for index in range(self.composed.requests):
-            yield (
-                f"  :: d_step {{ code_of[{index}] > 1 -> code_of[{index}] = 1; pages_of[{index}] = 0 }} "
-                f"{comment('abort')}"
-            )
+            yield from self._abort(index)
         yield "#endif"
         active = " || ".join(f"code_of[{index}] > 1" for index in range(self.composed.requests))
         yield f"  :: atomic {{ {active} ->"
         yield from _indented(self._iteration(), 7)
         yield from ("     }", "  od", "}")
 
+    def _abort(self, index: int) -> Iterator[str]:
+        """Let a client go; a late host sees the round in flight first, in which a request may have ended."""
+        gone = f"code_of[{index}] = 1; pages_of[{index}] = 0"
+        if not self.settings.lands:
+            yield f"  :: d_step {{ code_of[{index}] > 1 -> {gone} }} {comment('abort')}"
+            return
+        yield f"  :: d_step {{ code_of[{index}] > 1 -> {comment('abort')}"
+        land = _LAND.replace("to_code", "code_of").replace("to_pages", "pages_of")
+        yield from _indented([*land.splitlines(), gone, "}"], 7)
+
+    def _decision(self) -> Iterator[str]:
+        """Write what leads to a plan: what the host sees, and the scheduler."""
+        yield from _BEGIN.splitlines()
+        lands = self.settings.lands
+        if lands == LANDS_ALWAYS:
+            yield from _LAND.splitlines()
+        if lands == LANDS_TO_TAKE:
+            yield from ("again = 1; landed = 0;", "do :: again > 0 ->")
+        yield from _TIER.splitlines() if self.tiered else ()
+        yield from self._sized(_PREPARE).splitlines()
+        yield comment("policy.decide")
+        yield from self.decide.statements()
+        if lands == LANDS_TO_TAKE:
+            yield from _AGAIN.format(preempted=policy.PREEMPTED, land=_LAND.rstrip("\n;")).splitlines()
+            yield from (":: else -> break", "od;")
+
     def _iteration(self) -> Iterator[str]:
         table = self.composed.table
         yield "d_step {"
-        yield from _indented(_TIER.splitlines() if self.tiered else [], 2)
-        yield from _indented(self._sized(_PREPARE).splitlines(), 2)
-        yield f"  {comment('policy.decide')}"
-        yield from _indented(self.decide.statements(), 2)
+        yield from _indented(self._decision(), 2)
         choose = self._sized(_CHOOSE).format(
             preempted=policy.PREEMPTED, runs=policy.RUNS, pool=comment(properties.POOL)
         )

@@ -55,6 +55,7 @@ class _Judge:
                     yield from self._bounds(row, event)
         for forward, plan in self.table.forwards.items():
             yield from self._slots(plan, ("forwards", forward, "rows"), behind=plan.model is None)
+            yield from self._lookups(plan, ("forwards", forward, "ops"))
         if self.table.contract in ("pending", "full"):
             for start in self.table.states:
                 if start.round:
@@ -145,6 +146,15 @@ class _Judge:
                 if bounds(after, self.columns)[0] < 0 and bounds(before, self.columns)[0] < 0:
                     message = f"{segment.name} and {other.name} may share slots ({self.under})"
                     yield (*path, index, "slot"), f"{message}; rows of one forward have slots of their own"
+
+    def _lookups(self, plan: ForwardPlan, path: Path) -> Iterator[Fault]:
+        """Hold the longest run that is looked up to be no shorter than the shortest."""
+        for index, op in enumerate(plan.operators):
+            if op.op == "lookup":
+                shortest, longest = op.numbers["min"], op.numbers["max"]
+                if bounds(difference(longest, shortest), self.columns)[0] < 0:
+                    message = f"runs of {to_text(shortest)} to {to_text(longest)} tokens would be looked up"
+                    yield (*path, index, "min"), f"{message} ({self.under}); the shortest is tried last"
 
     def _round(self, state: str, debt: Expr, depth: int, met: set[tuple[str, str]]) -> Iterator[Fault]:
         """Follow a round along its states; `debt` is KV kept minus tokens emitted so far, which must end at 0."""

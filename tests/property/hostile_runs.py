@@ -1,29 +1,27 @@
 """Runs of a toy model under drawn policies: what executor, simulator and checker could disagree about, drawn together.
 
-A case draws a spec's parameters, a policy (admission, chunks, tiers that grow and shrink, a budget, a lag), a pool
-that holds the longest request and little more, and requests that arrive, stop and are given up as they like.
+What is drawn is in `hostile_cases.py`: policies with chunks, tiers, a budget or a lag, pools that hold the longest
+request and little more, and requests that arrive, stop and are given up as they like.
 `run_case` raises AssertionError at the first difference. Many cases, beyond what CI runs:
-`.venv/bin/python tests/property/hostile_runs.py 0 5000` runs 5000 cases from seed 0 on.
+`.venv/bin/python tests/property/hostile_runs.py 0 5000` runs 5000 cases from seed 0 on, `--resizing` those in which a
+policy changes sizes.
 """
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import torch
 from followed_trace import follow
+from hostile_cases import VOCABULARY, Arrival, Case, decoding_specs, draw, draw_resizing, resizing_specs
 from page_books import check_pages
-from shipped_specs import SPECS
 
-from fsm_spec.compile import compile_table
 from fsm_spec.engine import Engine
-from fsm_spec.errors import FsmSpecError
 from fsm_spec.executor.cache import PageAllocator
 from fsm_spec.executor.generate import trace_header
 from fsm_spec.executor.operators import Operators
@@ -33,117 +31,17 @@ from fsm_spec.executor.runner import Runner
 from fsm_spec.executor.toy import ToyCache, ToyModel
 from fsm_spec.executor.toy_drafters import toy_drafters
 from fsm_spec.kernels.choose import CounterChooser
-from fsm_spec.language.spec import Param
 from fsm_spec.life_cycle import ADMIT, PREEMPT
 from fsm_spec.load import load
-from fsm_spec.policy import Policy, Pool, longest_pages
-from fsm_spec.prefix_cache import refusal
 from fsm_spec.replay import replay_records
 from fsm_spec.simulator.scripted import rerun
-from fsm_spec.table import Table
 from fsm_spec.tiers import tiers_of
 from fsm_spec.trace import TraceWriter
 
-VOCABULARY, MASK, SUPPORT = 6, 5, 4
+MASK, SUPPORT = 5, 4
 # The token of a slot that nobody may read.
 STALE: Final = -7
 MOST_ITERATIONS: Final = 2_000
-# Larger parameters are thresholds and bounds, in thousandths.
-_LARGEST_SIZE: Final = 128
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """Hold one request: when it comes, what it asks, and the iteration in which it is given up, if it is."""
-
-    at: int
-    prompt: tuple[int, ...]
-    limit: int
-    stops: tuple[int, ...]
-    aborted: int | None
-
-
-@dataclass(frozen=True)
-class Case:
-    """Hold what one run is made of."""
-
-    seed: int
-    table: Table
-    policy: Policy
-    pool: Pool
-    prefix: bool
-    arrivals: tuple[Arrival, ...]
-
-    def describe(self) -> str:
-        """Name all that was drawn, so that a failure can be read."""
-        return (
-            f"seed {self.seed}: {self.table.name} {dict(self.table.params)} {self.policy!r} {self.pool} "
-            f"prefix={self.prefix} {self.arrivals}"
-        )
-
-
-def _sized(source: random.Random, param: Param) -> int:
-    low, high = param.range
-    return source.randint(low, high if high > _LARGEST_SIZE else min(high, low + 3))
-
-
-@cache
-def _compiled(name: str, params: tuple[tuple[str, int], ...]) -> Table:
-    loaded = load(name)
-    return compile_table(loaded.spec, dict(params), line_of=loaded.line_of)
-
-
-def _draw_policy(source: random.Random, name: str) -> Policy:
-    spec = load(name).spec
-    policy: dict[str, Any] = {
-        "admit": source.choice(["reserve", "holdback", "preempt"]),
-        "prefill": {"tokens": source.choice([1, 2, 3, 5, 9, 2048]), "mixed": source.random() < 0.7},
-        "max_running": source.choice([1, 2, 3, 4, 256]),
-        "lag": source.choice([0, 0, 1]),
-    }
-    for key, param in spec.params.items():
-        if param.tiered and source.random() < 0.8:
-            bounds = sorted(source.sample(range(1, 5), source.randint(0, 3)))
-            steps: list[dict[str, int]] = [{"to": bound, "value": _sized(source, param)} for bound in bounds]
-            policy["tier"] = {"param": key, "steps": [*steps, {"value": _sized(source, param)}]}
-    if any(op.op == "budget" for forward in spec.forwards.values() for op in forward.ops):
-        rows = sorted(source.sample(range(1, 40), 3))
-        rates = [source.randint(1, 50) for _ in rows]
-        if source.random() < 0.8:
-            policy["budget"] = {"rows": rows, "steps_per_second": rates}
-    return Policy.model_validate(policy)
-
-
-def draw(seed: int, names: Sequence[str]) -> Case | None:
-    """Draw a case of one of the specs named; None where the drawn parameters are not the spec's to take."""
-    source = random.Random(seed)
-    name = source.choice(names)
-    params = {key: _sized(source, param) for key, param in load(name).spec.params.items()}
-    policy = _draw_policy(source, name)
-    try:
-        table = _compiled(name, tuple(params.items()))
-        tiers = tiers_of(table, policy)
-    except FsmSpecError:
-        return None
-    prefix = not refusal(table) and source.random() < 0.5
-    arrivals = tuple(_draw_arrivals(source, prefix=prefix))
-    page_size = source.choice([1, 2, 3, 4, 7])
-    most = max(
-        longest_pages(tiers.largest, Pool(0, page_size), len(each.prompt), each.limit, policy)
-        for each in arrivals
-    )
-    pool = Pool(max(1, most + source.choice([0, 0, 1, 2, 3, 5, 20])), page_size)
-    return Case(seed, table, policy, pool, prefix, arrivals)
-
-
-def _draw_arrivals(source: random.Random, *, prefix: bool) -> Iterator[Arrival]:
-    common = tuple(source.randrange(VOCABULARY - 1) for _ in range(source.randint(0, 8) if prefix else 0))
-    for _ in range(source.randint(2, 6)):
-        own = tuple(source.randrange(VOCABULARY - 1) for _ in range(source.randint(1, 6)))
-        prompt = common + own if source.random() < 0.8 else (common or own)
-        stops = tuple(source.sample(range(VOCABULARY), source.choice([0, 0, 0, 1])))
-        given_up = source.randint(0, 12) if source.random() < 0.15 else None
-        yield Arrival(source.choice([0, 0, 1, 2, 4]), prompt, source.randint(0, 14), stops, given_up)
 
 
 class Drive:
@@ -171,8 +69,7 @@ class Drive:
         if case.prefix:
             prefixes = PrefixCache(table, self.allocator, self.runner.requests, "toy")
         self.runner.prefixes = prefixes
-        text = load(table.name).text
-        trace = TraceWriter(self.records, trace_header(table, case.policy, pool, text))
+        trace = TraceWriter(self.records, trace_header(table, case.policy, pool, case.text))
         self.engine = Engine(table, case.policy, pool, self.runner, trace, prefixes=prefixes)
         self.requests: dict[int, Request] = {}
 
@@ -267,35 +164,50 @@ def run_case(case: Case) -> dict[str, int]:
         "rounds": follow(case.table, case.policy, case.pool, records),
         "preempted": sum(record["event"] == PREEMPT for record in steps),
         "hits": sum(record["event"] == ADMIT and record["args"]["hit"] > 0 for record in steps),
-        "sizes": len({record["plan"].get("tier") for record in records if record.get("plan", {}).get("run")})
-        > 1,
+        "resized": _resized(records),
         "accepted": sum(record["args"].get("a", 0) for record in steps),
     }
 
 
-def decoding_specs() -> list[str]:
-    """List the shipped specs that have forwards."""
-    return [name for name, spec in SPECS.items() if spec.contract is not None]
+def _resized(records: Iterable[Mapping[str, Any]]) -> int:
+    """Count the rounds of requests whose round before ran under another size."""
+    sizes: dict[int, int | None] = {}
+    resized = 0
+    for record in records:
+        plan = record.get("plan", {"run": ()})
+        for number in plan["run"]:
+            resized += sizes.setdefault(number, plan.get("tier")) != plan.get("tier")
+            sizes[number] = plan.get("tier")
+    return resized
 
 
-def main(first: int, count: int, names: Sequence[str]) -> int:
-    """Run cases one after another, print the failures; gives their number."""
-    failures = drawn = 0
-    totals: dict[str, int] = {}
-    for seed in range(first, first + count):
-        case = draw(seed, names)
+def run_all(cases: Iterable[Case | None]) -> tuple[int, list[str], Counter[str]]:
+    """Run cases one after another; gives their number, the failures in words, and what happened in how many cases."""
+    drawn, failures, happened = 0, [], Counter[str]()
+    for case in cases:
         if case is None:
             continue
         drawn += 1
         try:
-            for key, value in run_case(case).items():
-                totals[key] = totals.get(key, 0) + value
+            happened.update(key for key, count in run_case(case).items() if count)
         except Exception as error:  # noqa: BLE001 -- whatever goes wrong is what is looked for
-            failures += 1
-            print(f"{case.describe()}\n  {type(error).__name__}: {str(error)[:600]}", flush=True)
-    print(f"{drawn} cases, {failures} failures, {totals}")
-    return failures
+            failures.append(f"{case.describe()}\n  {type(error).__name__}: {str(error)[:600]}")
+            print(failures[-1], flush=True)
+    return drawn, failures, happened
+
+
+def main(words: Sequence[str]) -> int:
+    """Run as many cases as are asked for, print the failures; gives their number."""
+    resizing = "--resizing" in words
+    first, count, *names = [word for word in words if word != "--resizing"]
+    seeds = range(int(first), int(first) + int(count))
+    if resizing:
+        drawn, failures, happened = run_all(draw_resizing(seed, names or resizing_specs()) for seed in seeds)
+    else:
+        drawn, failures, happened = run_all(draw(seed, names or decoding_specs()) for seed in seeds)
+    print(f"{drawn} cases, {len(failures)} failures; cases with {dict(happened)}")
+    return len(failures)
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or decoding_specs())))
+    sys.exit(bool(main(sys.argv[1:])))

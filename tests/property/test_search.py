@@ -84,7 +84,7 @@ def test_shipped_specs_under_every_policy(name: str, requests: int, symmetry: bo
     """Shipped specs: every policy, with chunks and without, in a pool that is too small and in one that is not."""
     table = compile_table(load(name).spec, check=True)
     for admission in ADMISSIONS:
-        for tokens, pages, lag in ((2, 2, 0), (2048, 1, 1), (2048, 2, 0)):
+        for tokens, pages, lag in ((2, 2, 0), (2048, 1, 1), (2048, 2, 1)):
             prefill = Prefill(tokens=tokens)
             policy = load_policy(admission).model_copy(update={"prefill": prefill, "lag": lag})
             agree(composed_of(table, policy, requests, pages, abort=pages > 1), symmetry=symmetry)
@@ -104,6 +104,21 @@ def test_specs_with_forwards_by_single_events(name: str) -> None:
             )
             for symmetry in (False, True):
                 agree(composed, symmetry=symmetry)
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS)
+def test_sizes_of_single_events(admission: str) -> None:
+    """Each round runs under the size for those who live when it starts, beside rounds of other sizes."""
+    table = compile_table(load("uno_linear").spec, check=True)
+    steps = [{"to": 1, "value": 2}, {"value": 4}]
+    policy = Policy.model_validate(
+        {"policy": "sizes", "admit": admission, "tier": {"param": "b", "steps": steps}}
+    )
+    sizes = [(1, 4), (2, 3)]
+    longest = max(longest_pages(table, Pool(0, 2), *each, policy) for each in sizes)
+    largest = Automaton(tiers_of(table, policy).largest)
+    for pages, symmetry in ((longest, True), (longest - 1, False)):
+        agree(SingleEvents(largest, policy, Pool(pages, 2), 2, sizes), symmetry=symmetry)
 
 
 @pytest.mark.parametrize("name", ["linear_spec", "uno_linear"])

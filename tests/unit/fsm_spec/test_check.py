@@ -18,7 +18,9 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.language.expression import Const, parse
 from fsm_spec.load import load, loads
+from fsm_spec.policy_file import load_policy
 from fsm_spec.table import Table
+from fsm_spec.tiers import tiers_of
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 PENDING = properties.CONTRACT["pending"]
@@ -588,14 +590,45 @@ def test_specs_with_forwards_by_single_actions() -> None:
     assert result.bounds["chunks"]
 
 
+@pytest.mark.parametrize(
+    ("name", "policy", "counts"),
+    [
+        ("uno_linear", "tiers", (1649, 8634, 20)),
+        ("linear_spec", "tiers", (1362, 6969, 20)),
+        ("uno_switching", "tree_alone", (1092, 5120, 18)),
+        ("isd_strided", "strides", (850, 5699, 15)),
+    ],
+)
+def test_single_actions_under_tiers(name: str, policy: str, counts: tuple[int, int, int]) -> None:
+    """A round runs under the size that it started with, whatever sizes the rounds of others have meanwhile."""
+    bounds = Bounds(requests=2, interleave="action", policies=(policy,))
+    result = check(compiled(name), bounds)
+    (found,) = result.searches
+    assert (PROVED, counts) == (result.verdict, (found.states, found.transitions, found.depth))
+    assert policy in result.bounds["tiers"]
+
+
+def test_a_size_that_needs_more_than_it_gets_is_refuted() -> None:
+    """Only the larger size has too few pages: rounds of the smaller one do not hide it, and the steps say the size."""
+    policy = load_policy("tiers")
+    assert policy.tier is not None
+    tiers = tiers_of(compiled("uno_linear"), policy.model_copy(update={"tier": policy.tier.small()}))
+    large = tiers.largest
+    states = tuple(replace(state, peak=state.peak - 2 * state.round) for state in large.states)
+    short = replace(large, states=states, cache={})
+    key = ("tiers", policy.tier.small(), policy.max_running)
+    tables = tuple(short if each is large else each for each in tiers.tables)
+    for each in tables:
+        each.cache[key] = replace(tiers, tables=tables)
+    result = check(short, Bounds(requests=1, pages=40, page_size=1, interleave="action", policies=("tiers",)))
+    assert [properties.SLOTS] == refuted(result)
+    assert {"b": 3} == only_counterexample(result).steps[-1].sizes
+
+
 def test_single_actions_have_no_scheduler() -> None:
-    """What a scheduler decides once a round is refused where there are no rounds, and rounds where none exist."""
-    for bounds, sentence in (
-        (Bounds(interleave="action", lag=1), "a late host plans once a round"),
-        (Bounds(interleave="action", policies=("tiers",)), "tiers are chosen once a round"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            check(compiled("uno_linear"), bounds)
+    """What a scheduler decides for all at once is refused where there are no rounds, and rounds where none exist."""
+    with pytest.raises(UserError, match="a late host plans once a round for all"):
+        check(compiled("uno_linear"), Bounds(interleave="action", lag=1))
     with pytest.raises(UserError, match="it moves by single actions only"):
         check(compiled("phases"), Bounds(interleave="rounds"))
 
@@ -659,7 +692,6 @@ def test_prompts_that_share_pages() -> None:
 @pytest.mark.parametrize(
     ("name", "bounds", "sentence"),
     [
-        ("ar", Bounds(prefix=True, lag=1), "drop --prefix or the lag"),
         ("ar", Bounds(prefix=True, interleave="action"), "a prefix cache is the scheduler's"),
         ("phases", Bounds(prefix=True), "it has no prompts to share"),
     ],
