@@ -23,6 +23,7 @@ from fsm_spec.executor.logprobs import MOST_TOP
 from fsm_spec.executor.request import Request
 from fsm_spec.kernels.fixed.adjust import Texts, adjust
 from fsm_spec.kernels.fixed.attention import unpack_mask
+from fsm_spec.kernels.law import as_real
 from fsm_spec.table import Table
 
 
@@ -151,4 +152,4 @@ def _adjusted(scope: DeviceScope, logits: Tensor, ahead: Tensor, positions: Tens
     least = state.least.index_select(0, lines)
     banned = positions - prompt.unsqueeze(1) < least.unsqueeze(1)
     stop_ids = state.stop_ids.index_select(0, lines)
-    return adjust(logits, state.controls_of(lines), texts, ahead, stop_ids, banned)
+    return adjust(as_real(logits), state.controls_of(lines), texts, ahead, stop_ids, banned)

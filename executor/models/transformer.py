@@ -306,7 +306,10 @@ class Transformer(LayerStack):
     def forward(self, rows: ForwardRows, cache: PagedCache) -> Tensor:
         """Run T rows, write their K and V to their slots, and return logits [L, vocab] float32 of `logits_rows`."""
         stream = self.run(self.embed(rows.token_ids), rows, cache)
-        return self.read_logits(normed(stream.index_select(0, rows.logits_rows), self.final_norm))
+        wanted, norm = stream.index_select(0, rows.logits_rows), self.final_norm
+        if isinstance(rows, RowBatch):
+            return self.read_logits(normed(wanted, norm))
+        return self.read_logits(add_norm(wanted, None, norm.weight, norm.floor, self.wide))
 
     @torch.inference_mode()
     def forward_captured(
@@ -332,8 +335,14 @@ class Transformer(LayerStack):
         return functional.embedding(token_ids, self.embedding).to(self.wide)
 
     def read_logits(self, read: Tensor) -> Tensor:
-        """Apply the language model head to normed streams [L, hidden] -> [L, vocab] float32."""
+        """Apply the language model head to normed streams [L, hidden] -> [L, vocab], on a CPU in float32.
+
+        On a GPU they stay in the head's format: kernels widen what they read, and a second copy of all logits would
+        cost as much as reading them.
+        """
         logits = product(read.to(self.dtype), self.head)
+        if logits.device.type != "cpu":
+            return logits
         return logits.to(torch.float32, memory_format=torch.contiguous_format)
 
 

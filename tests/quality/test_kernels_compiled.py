@@ -15,7 +15,7 @@ from fsm_spec.table import Table
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "kernels.json"
 TARGETS = {"sm_80", "sm_90", "sm_100", "gfx942"}
-# Of every forward: input ids, norms, heads turned and kept, attention over pages, gates, the pages behind a step.
+# Of every forward: input ids, norms, heads turned and kept, attention over pages, gates, pages and slots, emitted runs.
 ALWAYS = {
     "read_ids",
     "norm_rows",
@@ -24,6 +24,8 @@ ALWAYS = {
     "merge_parts",
     "gate_columns",
     "resize_lines",
+    "map_slots",
+    "lay_piece",
 }
 # By operator, or operator and rule; what is not named is computed by torch on every device.
 BY_OPERATOR = {

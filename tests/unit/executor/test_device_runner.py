@@ -23,7 +23,7 @@ from fsm_spec.executor.generate import Options, Result, Session, pool_for, trace
 from fsm_spec.executor.logprobs import TokenLogprob
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.random_drafters import random_drafters
-from fsm_spec.executor.models.transformer import Transformer
+from fsm_spec.executor.models.transformer import Transformer, product
 from fsm_spec.executor.request import Controls
 from fsm_spec.executor.server.meter import Meter
 from fsm_spec.kernels.adjust import Adjustment
@@ -173,6 +173,21 @@ def test_every_shipped_spec_runs_resident_and_gives_the_same(spec: str, model: T
     assert_same_scores(expected.scores(), found.scores())
     assert reads_in_order(table) == bool(found.scores())
     assert any(record.get("event") == "preempt" for record in found.records)
+
+
+@pytest.mark.parametrize("spec", ["ar", "dspark", "eagle3", "isd", "sdar", "uno_tree"])
+def test_logits_may_stay_as_narrow_as_the_head(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU bfloat16 logits are not widened: penalties, bias, scores and laws must not be computed in 8 bits."""
+    table = table_of(spec)
+    narrow = tiny_model(vocab=48, hidden=32, heads=2, kv_heads=1, dtype=torch.bfloat16)
+    expected = run(table, narrow, Resident(CpuPlace()))
+    monkeypatch.setattr(
+        Transformer, "read_logits", lambda self, read: product(read.to(self.dtype), self.head).contiguous()
+    )
+    found = run(table, narrow, Resident(CpuPlace()))
+    assert expected.results == found.results
+    assert expected.records == found.records
+    assert_same_scores(expected.scores(), found.scores())
 
 
 # Chunks of several pieces, for each kind of draft model, of blocks that see themselves, and of gated rows.
