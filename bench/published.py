@@ -10,6 +10,7 @@ import numpy as np
 from regime import closed_loop, show
 
 from fsm_spec.compile import compile_table
+from fsm_spec.counts import most_drafts
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
 from fsm_spec.simulator.acceptance import Acceptance
@@ -19,7 +20,7 @@ from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.memory import MemoryOptions, plan_memory
 from fsm_spec.simulator.model import load_model
-from fsm_spec.simulator.outcomes import Laws, most_drafts
+from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.simulation import Results, Simulation
 from fsm_spec.simulator.workload import Requests
 from fsm_spec.table import Table

@@ -130,6 +130,7 @@ def report(
             "quantization": run.quantization,
             "mask_id": session.mask_id,
             "adapter": model.adapter and str(model.adapter),
+            "synthetic": session.synthetic and session.synthetic.describe(),
             "run": {**measured, "tokens_per_s": speed},
         }
         values = [{**asdict(result), **shared} for result in results]

@@ -29,6 +29,8 @@ from fsm_spec.executor.engine_options import (
     RequireGraphs,
     Resident,
     Rounding,
+    SyntheticAcceptance,
+    SyntheticUnmasking,
     TensorParallel,
     Threads,
 )
@@ -121,6 +123,8 @@ def generate(
     attention: AttentionBy = Attention.auto,
     threads: Threads = None,
     tensor_parallel: TensorParallel = 1,
+    synthetic_acceptance: SyntheticAcceptance = None,
+    synthetic_unmasking: SyntheticUnmasking = None,
     steps: Annotated[
         bool,
         typer.Option(
@@ -171,6 +175,8 @@ def generate(
             as_json=as_json,
             tensor_parallel=tensor_parallel,
             quantization=quantization.value,
+            synthetic_acceptance=synthetic_acceptance,
+            synthetic_unmasking=synthetic_unmasking,
         )
     )
 

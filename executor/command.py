@@ -69,6 +69,8 @@ class Run:
     as_json: bool
     tensor_parallel: int = 1
     quantization: str = "none"
+    synthetic_acceptance: str | None = None
+    synthetic_unmasking: str | None = None
 
 
 def execute(run: Run) -> None:
@@ -92,7 +94,11 @@ def execute(run: Run) -> None:
         from fsm_spec.executor.answers import Watch, report
         from fsm_spec.executor.device.resident import resident_of
         from fsm_spec.executor.generate import Session, trace_header
+        from fsm_spec.executor.synthetic import synthetic_of
 
+        synthetic = synthetic_of(run.synthetic_acceptance, run.synthetic_unmasking, table)
+        if synthetic is not None:
+            print(f"warning: {synthetic.warning()}", file=sys.stderr)
         resident = resident_of(
             run.device,
             resident=run.resident,
@@ -117,7 +123,7 @@ def execute(run: Run) -> None:
             files=files,
         )
         records: list[dict[str, Any]] = []
-        head = trace_header(table, policy, pool, loaded.text)
+        head = trace_header(table, policy, pool, loaded.text, synthetic)
         session = Session(
             table,
             model.transformer,
@@ -128,6 +134,7 @@ def execute(run: Run) -> None:
             drafters=_drafters(run, table, model),
             trace=TraceWriter(records, head) if run.steps or trace_out else None,
             resident=resident,
+            synthetic=synthetic,
         )
         with progress_bar() as progress:
             capture_graphs(session, progress)

@@ -17,6 +17,7 @@ DEFAULT_MODEL: Final = "smollm2-135m"
 MODEL: Final = "Model"
 MACHINE: Final = "Machine"
 SCHEDULER: Final = "Scheduler and KV pool"
+SYNTHETIC: Final = "Synthetic acceptance"
 
 
 class Dtype(StrEnum):
@@ -79,6 +80,22 @@ RequireGraphs = Annotated[
     bool,
     typer.Option(
         "--require-graphs", help="Fail where a phase runs without a graph.", rich_help_panel=MACHINE
+    ),
+]
+SyntheticAcceptance = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATES",
+        help="For measuring: draw how many drafts stand by these chances, as simulate's --accept does.",
+        rich_help_panel=SYNTHETIC,
+    ),
+]
+SyntheticUnmasking = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATES",
+        help="For measuring: draw how many masks a pass fills beyond the surest, as simulate's --unmask does.",
+        rich_help_panel=SYNTHETIC,
     ),
 ]
 PageSize = Annotated[

@@ -6,7 +6,7 @@ The server drives the same session with many requests; `fsm-spec generate` drive
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +27,7 @@ from fsm_spec.executor.page_holders import PageHolders
 from fsm_spec.executor.prefix_cache import PrefixCache, view_of
 from fsm_spec.executor.request import Controls, Request
 from fsm_spec.executor.runner import Runner
+from fsm_spec.executor.synthetic import Synthetic, refuse_grammar
 from fsm_spec.executor.text_stream import NOT_FINITE, TextStream
 from fsm_spec.executor.tokenizer import Tokenizer
 from fsm_spec.kernels.choose import CounterChooser
@@ -112,7 +113,7 @@ class Session:
     `pool` sizes the KV cache; `trace` receives what happens (see `fsm_spec/trace.py`); `drafters` are the draft
     models that the table names. `prefix_cache` keeps full pages for later requests whose text begins alike; raises
     UserError for a spec whose KV may not be found again. With `resident`, requests live on its device
-    (`executor/device/`).
+    (`executor/device/`). `synthetic` says how many drafts stand, in place of the target's judgement.
     """
 
     def __init__(  # noqa: PLR0913 -- a session ties all parts together
@@ -129,6 +130,7 @@ class Session:
         drafters: Mapping[str, Drafter] | None = None,
         prefix_cache: bool = False,
         resident: Resident | None = None,
+        synthetic: Synthetic | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -141,7 +143,9 @@ class Session:
         tiers = tiers_of(table, policy)
         require_children(tiers.largest, config)
         self.allocator: PageAllocator | DevicePages
-        self.resident = resident
+        if resident is not None:
+            resident = replace(resident, synthetic=synthetic)
+        self.resident, self.synthetic = resident, synthetic
         self.prefixes: PrefixCache | None = None
         self.runner: Runner | DeviceRunner
         if resident is not None:
@@ -157,7 +161,12 @@ class Session:
                 self.allocator,
                 vocabulary=config.vocab,
                 mask_id=self.mask_id,
-                operators=operators or Operators(CounterChooser(), rate=policy.rate),
+                operators=operators
+                or Operators(
+                    CounterChooser(),
+                    rate=policy.rate,
+                    synthetic=None if synthetic is None else synthetic.laws(),
+                ),
                 carry=tiers.carry,
                 drafters={
                     name: DraftModel(
@@ -242,6 +251,8 @@ class Session:
         context, or a sampling parameter out of range, and PoolExhausted for one that the pool can never hold.
         """
         options = options or Options()
+        if self.synthetic is not None and options.controls.grammar is not None:
+            refuse_grammar()
         limit = context_limit(self.model.config, len(prompt), options.max_tokens)
         require_sampling(options.sampling)
         stop_ids = self.model.config.eos_token_ids if options.stop_ids is None else options.stop_ids
@@ -439,6 +450,9 @@ def default_mask_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int:
     return 0
 
 
-def trace_header(table: Table, policy: Policy, pool: Pool, spec_text: str) -> dict[str, Any]:
+def trace_header(
+    table: Table, policy: Policy, pool: Pool, spec_text: str, synthetic: Synthetic | None = None
+) -> dict[str, Any]:
     """Give the first record of an executor's trace."""
-    return header(table, policy, pool, spec_text, "executor")
+    given = {} if synthetic is None else {"synthetic": synthetic.describe()}
+    return header(table, policy, pool, spec_text, "executor") | given

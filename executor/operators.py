@@ -19,6 +19,7 @@ from fsm_spec.executor.block import Block, ReadRows
 from fsm_spec.executor.carry import EMPTY, Scope
 from fsm_spec.executor.control import shape_block
 from fsm_spec.executor.request import Tokens
+from fsm_spec.executor.synthetic import BY_QUOTA, Laws, row_of
 from fsm_spec.kernels.choose import Chooser
 from fsm_spec.kernels.law import SamplingRows
 from fsm_spec.kernels.operators import OPERATORS
@@ -51,19 +52,45 @@ class Sampling:
         return self.rows.take(index), self.seeds[index]
 
 
+@dataclass(frozen=True)
+class _Draws:
+    """Draw for requests with these parameters, as `synthetic.Draws` says."""
+
+    chooser: Chooser
+    sample: Reading
+    sampling: Sampling
+
+    def count(self, law: torch.Tensor, names: torch.Tensor) -> torch.Tensor:
+        """Draw by a law of counts."""
+        laws = law.expand(len(names), -1)
+        return self.chooser.choose(laws, self.sampling.seeds, names, Purpose.SYNTHETIC)
+
+    def token(self, logits: torch.Tensor, positions: torch.Tensor, rule: str) -> torch.Tensor:
+        """Draw the target's token."""
+        rows, seeds = self.sampling.rows, self.sampling.seeds
+        tokens: torch.Tensor
+        tokens, _ = self.sample(logits, rows, seeds, positions, Purpose.TARGET, self.chooser, rule)
+        return tokens
+
+
 class Operators:
     """Run the operators of a launch; `readings` maps keys of the registry to functions over tensors.
 
     `rate` gives the steps a second of launches by their rows, which verify budgets weigh; without one nothing is
-    trimmed.
+    trimmed. `synthetic` are the laws of counts that are drawn in place of what the rules find.
     """
 
     def __init__(
-        self, chooser: Chooser, readings: Mapping[str, Reading] = OPERATORS, rate: Rate | None = None
+        self,
+        chooser: Chooser,
+        readings: Mapping[str, Reading] = OPERATORS,
+        rate: Rate | None = None,
+        synthetic: Laws | None = None,
     ) -> None:
         self.chooser = chooser
         self.readings = readings
         self.rate = rate
+        self.synthetic = synthetic or Laws(None, None)
         self._calls: dict[str, Callable[..., Sequence[Any]]] = {
             "sample": self._sample,
             "accept": self._accept,
@@ -199,16 +226,14 @@ class Operators:
         sampling: Sampling,
     ) -> Sequence[torch.Tensor]:
         """Walk each tree -> (edges [n], rows of the path [n, depth + 1], its tokens, next [n, 1])."""
-        trees = [scope.tree(plan.read["tree"], member) for member in range(len(scope.requests))]
-        return reading(  # type: ignore[no-any-return]
-            rows.square(logits, None),
-            Tree.join(trees),
-            sampling.rows,
-            sampling.seeds,
-            rows.square(torch.from_numpy(rows.positions), None),
-            self.chooser,
-            plan.number("depth"),
-        )
+        trees = Tree.join([scope.tree(plan.read["tree"], member) for member in range(len(scope.requests))])
+        laws, positions = rows.square(logits, None), rows.square(torch.from_numpy(rows.positions), None)
+        deepest = plan.number("depth")
+        found = reading(laws, trees, sampling.rows, sampling.seeds, positions, self.chooser, deepest)
+        if not self.synthetic.decides(plan):
+            return found  # type: ignore[no-any-return]
+        pick = row_of(laws, positions)
+        return self.synthetic.walk(trees, positions[:, 0], deepest, pick, self._draws(sampling))
 
     def _unmask(
         self,
@@ -224,13 +249,18 @@ class Operators:
         whole = Piece(plan.read["block"], Const(0), Const(rows.most))
         blocks = scope.tokens(whole, rows.most)
         last = numbers["steps"] <= 1 if "steps" in numbers else torch.zeros(len(blocks), dtype=torch.bool)
+        positions = rows.square(torch.from_numpy(rows.positions), None)
+        if self.synthetic.decides(plan):
+            reading = self.readings[BY_QUOTA]
+            draws = self._draws(sampling)
+            numbers["quota"] = self.synthetic.quota(numbers["left"], positions[:, 0], draws)
         return reading(  # type: ignore[no-any-return]
             rows.square(logits, None),
             torch.from_numpy(blocks),
             torch.from_numpy(rows.counts),
             sampling.rows,
             sampling.seeds,
-            rows.square(torch.from_numpy(rows.positions), None),
+            positions,
             numbers["left"],
             self.chooser,
             quota=numbers.get("quota"),
@@ -327,7 +357,20 @@ class Operators:
             q=self._laws(scope, plan.read["q"], plan.drafts, most - 1) if "q" in plan.read else None,
             **plan.rule_options,
         )
+        if self.synthetic.decides(plan):
+            start, live = (torch.from_numpy(n) for n in (rows.counts.cumsum() - rows.counts, rows.counts - 1))
+            positions = torch.from_numpy(rows.positions)
+            accepted, token = self.synthetic.accept(
+                live,
+                positions[start],
+                plan.rule,
+                lambda row: (logits[start + row], positions[start + row]),
+                self._draws(sampling),
+            )
         return accepted, token.unsqueeze(1)
+
+    def _draws(self, sampling: Sampling) -> _Draws:
+        return _Draws(self.chooser, self.readings["sample"], sampling)
 
     def _laws(self, scope: Scope, name: str, drafts: Piece, length: int) -> torch.Tensor:
         """Stack the laws of the drafts, [n, length, V]; they begin where the drafts that are judged do."""

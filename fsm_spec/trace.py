@@ -1,7 +1,8 @@
 """Traces: what happened to every request, one JSON record a line, in one form for simulator and executor.
 
 The first line is the header: the spec's text, parameters, policy, pool and the table's digest, so that a trace can be
-replayed anywhere. Then come arrivals, plans (one an iteration) and steps.
+replayed anywhere; an executor whose acceptance was synthetic adds by which chances. Then come arrivals, plans (one an
+iteration) and steps.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ _HEADER: Final = {
     "params": NUMBERS,
     "policy": MAPPING,
     "pool": NUMBERS,
+    "synthetic": MAPPING,
 }
 _ARRIVE: Final = {"round": INTEGER, "arrive": INTEGER, "prompt": INTEGER, "limit": INTEGER}
 _PLAN: Final = {"round": INTEGER, "plan": MAPPING}
@@ -69,7 +70,7 @@ _STEP: Final = dict(
 
 def fault_of_header(record: Mapping[str, Any]) -> str:
     """Say what is wrong with a header; nothing if it is one."""
-    fault = _fault(record, _HEADER)
+    fault = _fault(record, _HEADER, optional=("synthetic",))
     pool = record.get("pool")
     if not fault and set(pool or ()) != {"pages", "page_size"}:
         return "the pool has the keys pages and page_size, and no others"

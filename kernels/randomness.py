@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     ACCEPT = 3  # the verdict on a proposed token
     RESIDUAL = 4  # the correction after a rejected proposal
     NOISE = 5  # the input id of a noise row
+    SYNTHETIC = 6  # how many drafts stand where that is drawn by given chances, for measuring
 
 
 def philox(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:

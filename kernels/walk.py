@@ -146,6 +146,24 @@ def at_root(tree: Tree, deepest: int) -> tuple[Tensor, Tensor]:
     return node, path
 
 
+def path_of(tree: Tree, edges: Tensor, deepest: int) -> Tensor:
+    """Return the path of so many edges to the first node of that depth, or of the deepest -> int64 [n, deepest + 1].
+
+    Of fixed shape, without a copy to the host.
+    """
+    alive = alive_nodes(tree)
+    depths = tree.depths.masked_fill(~alive, 0)
+    depth = torch.minimum(edges, depths.amax(1)).clamp(0, deepest)
+    node, _ = first_of((tree.depths == depth.unsqueeze(1)) & alive)
+    path = at_root(tree, deepest)[1]
+    for place in range(deepest, 0, -1):
+        on = depth >= place
+        path[:, place] = torch.where(on, node, NO_NODE)
+        parent = tree.parents.gather(1, node.unsqueeze(1)).squeeze(1)
+        node = torch.where(on, parent.clamp(min=0), node)
+    return path
+
+
 def alive_nodes(tree: Tree) -> Tensor:
     """Tell which nodes are there, bool [n, v]."""
     return torch.arange(tree.tokens.shape[1], device=tree.tokens.device) < tree.count.unsqueeze(1)

@@ -8,10 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fsm_spec.checker.chances import ACCEPT, UNMASK, parse_chances
-from fsm_spec.errors import UserError
+from fsm_spec.checker.chances import ACCEPT, UNMASK, parse_chances, require_drafts
 from fsm_spec.simulator import draws
-from fsm_spec.wording import counted
 
 
 @dataclass(frozen=True)
@@ -28,15 +26,8 @@ class Acceptance:
 
     def check(self, drafts: int, spec: str) -> None:
         """Raise UserError, with both numbers, if a list has not one rate for each draft that `spec` judges."""
-        if self.geometric or len(self.rates) == drafts:
-            return
-        given = f"--accept gives {counted(len(self.rates), 'rate')}"
-        if drafts == 0:
-            raise UserError(f"{given}, but {spec} judges 0 drafts; leave --accept out")
-        raise UserError(
-            f"{given}, but {spec} judges {counted(drafts, 'draft')} a round;"
-            f" give {counted(drafts, 'rate')} or geometric:RATE"
-        )
+        if not self.geometric:
+            require_drafts(len(self.rates), drafts, spec, ACCEPT.name)
 
     def conditional(self, drafts: int) -> tuple[float, ...]:
         """Return the chance of each of `drafts` positions given acceptance of all before."""

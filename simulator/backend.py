@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
+from fsm_spec.counts import Draw, most_drafts
 from fsm_spec.language.expression import Const, Expr
 from fsm_spec.launch import Args, Group, Launch
 from fsm_spec.simulator.ahead import Ahead
 from fsm_spec.simulator.cost import Work
 from fsm_spec.simulator.metrics import RequestLog
-from fsm_spec.simulator.outcomes import Draw, Laws, drawn, most_drafts
+from fsm_spec.simulator.outcomes import Laws, drawn
 from fsm_spec.simulator.places import AFTER_ALL, AFTER_REJECTION, AT_START, LASTS
 from fsm_spec.simulator.work import InFlight
 from fsm_spec.step import Columns, Step, evaluate

@@ -73,6 +73,9 @@ class Bench:
             "requests": str(len(requests)),
             "temperature": f"{self.target.temperature:g}" if self.target.temperature else "",
             "policy": about.get("policy", {}).get("policy", ""),
+            "synthetic": " ".join(
+                f"{name} {rates}" for name, rates in (about.get("synthetic") or {}).items()
+            ),
             "pool": "{pages} pages of {page_size}".format(**about["pool"]) if about else "",
             "seed": str(self.seed),
         }

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from fsm_spec.checker.chances import ACCEPT_FORMS
+from fsm_spec.checker.chances import ACCEPT_FORMS, UNMASK, require_masks
+from fsm_spec.counts import most_drafts
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking, parse_accept, parse_unmask
 from fsm_spec.simulator.acceptance_file import load_mixture, lookup_in
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.mixture import Mixture, TextProfile
-from fsm_spec.simulator.outcomes import draft_sources, most_drafts
+from fsm_spec.simulator.outcomes import draft_sources
 from fsm_spec.table import Table
 from fsm_spec.wording import counted
 
@@ -131,9 +132,6 @@ def unmasking_of(scenario: Scenario, table: Table) -> Unmasking | None:
             f"--unmask would have no effect, because {table.name} fills no masks by confidence; leave it out"
         )
     unmasking = parse_unmask(scenario.unmask, scenario.seed)
-    if not unmasking.geometric and len(unmasking.rates) != masks:
-        raise UserError(
-            f"--unmask gives {counted(len(unmasking.rates), 'rate')}, but up to {counted(masks, 'mask')} may be filled"
-            f" beyond the surest one; give {counted(masks, 'rate')} or geometric:RATE"
-        )
+    if not unmasking.geometric:
+        require_masks(len(unmasking.rates), masks, UNMASK.name)
     return unmasking

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fsm_spec.budget import Rate, best_total, grant, share
+from fsm_spec.counts import KNOWN, draws_of
 from fsm_spec.errors import UserError
-from fsm_spec.language.domain import column_bounds
-from fsm_spec.language.expression import Expr
-from fsm_spec.language.linear import bounds
 from fsm_spec.simulator.acceptance import Acceptance, Unmasking
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.mixture import Mixture
 from fsm_spec.simulator.work import WorkCounter
 from fsm_spec.table import Table
-
-
-class Draw(NamedTuple):
-    """Name one count that a forward's operators find: the argument, the law, and the most it can be.
-
-    Where `down` holds, what the law draws is taken from the most: the masks filled beyond one, from those that may be
-    left.
-    """
-
-    name: str
-    op: str
-    most: Expr
-    down: bool = False
-
-
-# The law of a count whose range is one value.
-KNOWN: Final = "known"
-# The law of an operator's counts, where it is not called like the operator: walks accept as chains do.
-_LAWS: Final = {"walk": "accept"}
 
 
 class Drawn:
@@ -57,24 +36,6 @@ def drawn(table: Table) -> Drawn:
     return known
 
 
-def draws_of(table: Table, state: str) -> tuple[Draw, ...]:
-    """List the counts that the operators of a state's forward find, in order."""
-    forward = table.state(state).forward
-    if forward is None:
-        return ()
-    plan = table.forwards[forward]
-    return tuple(
-        Draw(
-            count.name,
-            KNOWN if count.least == count.most else _LAWS.get(op.op, op.op),
-            count.most,
-            down=op.op == "unmask",
-        )
-        for op in plan.operators
-        for count in op.counts
-    )
-
-
 def draft_sources(table: Table) -> dict[tuple[str | None, str], tuple[str, ...]]:
     """Give the states that make the drafts that are judged, by model (None: the target) and operator.
 
@@ -93,18 +54,6 @@ def draft_sources(table: Table) -> dict[tuple[str | None, str], tuple[str, ...]]
                     known = found.get((plan.model, op.op), ())
                     found[plan.model, op.op] = known if state in known else (*known, state)
     return found
-
-
-def most_drafts(table: Table, op: str) -> int:
-    """Give the largest count that operators of this kind find under the table's parameters; 0 without any."""
-    limits = column_bounds({column.name: column.max for column in table.columns}, len(table.states))
-    found = [
-        bounds(draw.most, limits)[1]
-        for state in table.states
-        for draw in draws_of(table, state.name)
-        if draw.op == op
-    ]
-    return max(found, default=0)
 
 
 class Law(Protocol):

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fsm_spec.counts import most_drafts
 from fsm_spec.language.expression import Const, Expr
 from fsm_spec.plan import KIND_OF_FATE, KINDS
 from fsm_spec.policy import Policy, block_rows, headroom
 from fsm_spec.simulator import places as p
 from fsm_spec.simulator.draws import seeded
-from fsm_spec.simulator.outcomes import Laws, drawn, most_drafts
+from fsm_spec.simulator.outcomes import Laws, drawn
 from fsm_spec.simulator.table_code import FILL, TableCode
 from fsm_spec.table import Table
 

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
+from fsm_spec.counts import most_drafts
 from fsm_spec.errors import UserError
 from fsm_spec.language.expression import evaluate
 from fsm_spec.replay import read_trace, table_of
 from fsm_spec.simulator.acceptance_file import AcceptanceFile, ProfileEntry
-from fsm_spec.simulator.outcomes import drawn, most_drafts
+from fsm_spec.simulator.outcomes import drawn
 from fsm_spec.simulator.places import AFTER_ALL, AFTER_REJECTION, AT_START, LASTS
 from fsm_spec.table import Table
 from fsm_spec.tiers import tiers_of

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fsm_spec.compile import compile_table
+from fsm_spec.counts import most_drafts
 from fsm_spec.errors import UserError
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy import ALONE, Policy, Pool, refuse_budget, refuse_impossible
@@ -25,7 +26,7 @@ from fsm_spec.simulator.memory import DEFAULT_PAGE_SIZE, Memory, MemoryOptions, 
 from fsm_spec.simulator.mixture import Mixture
 from fsm_spec.simulator.model import ModelShape, load_model
 from fsm_spec.simulator.outcome_options import acceptance_of, lookup_of, needs, unmasking_of, warnings_of
-from fsm_spec.simulator.outcomes import Granted, Laws, most_drafts
+from fsm_spec.simulator.outcomes import Granted, Laws
 from fsm_spec.simulator.profile import Profile, load_profile
 from fsm_spec.simulator.rounds import RoundLog
 from fsm_spec.simulator.simulation import Simulation

@@ -15,6 +15,7 @@ from torch import Tensor
 from fsm_spec.executor.device.control import NO_WISHES, Wishes, shaped
 from fsm_spec.executor.device.rows import RowForm, Rows
 from fsm_spec.executor.device.scope import DeviceScope
+from fsm_spec.executor.synthetic import BY_QUOTA, row_of
 from fsm_spec.kernels.fixed.budget import grant, share
 from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.fixed.operators import FIXED_OPERATORS
@@ -102,6 +103,37 @@ def _given(index: int, plan: OperatorPlan, ran: Ran, sampling: SamplingColumns) 
     return Given(scope, sampling, values, positions, counts, first, states, ran.drafter)
 
 
+@dataclass(frozen=True)
+class _Draws:
+    """Draw for requests with these parameters, as `synthetic.Draws` says."""
+
+    sampling: SamplingColumns
+
+    def count(self, law: Tensor, names: Tensor) -> Tensor:
+        """Draw by a law of counts: as logits, at temperature 1."""
+        logits = law.log().float().expand(len(names), 1, -1)
+        drawn: Tensor = self._drawn(logits, names, Purpose.SYNTHETIC, plain(self.sampling), "law")
+        return drawn
+
+    def token(self, logits: Tensor, positions: Tensor, rule: str) -> Tensor:
+        """Draw the target's token."""
+        return self._drawn(logits.unsqueeze(1), positions, Purpose.TARGET, self.sampling, rule)
+
+    @staticmethod
+    def _drawn(
+        logits: Tensor, names: Tensor, purpose: Purpose, sampling: SamplingColumns, rule: str
+    ) -> Tensor:
+        drawn: Tensor
+        drawn, _ = FIXED_OPERATORS["sample"](logits, sampling, names.unsqueeze(1), purpose, rule)
+        return drawn.squeeze(1)
+
+
+def plain(sampling: SamplingColumns) -> SamplingColumns:
+    """Give the parameters that draw from laws as they are, with the same seeds."""
+    ones, none = torch.ones_like(sampling.temperature), torch.zeros_like(sampling.top_k)
+    return SamplingColumns(ones, none, ones, torch.zeros_like(ones), sampling.seeds)
+
+
 def _sample(plan: OperatorPlan, given: Given) -> Sequence[Any]:
     """Draw a token for each row -> tokens [n, r], laws [n, r, V] or None."""
     if not given.logits.shape[1]:
@@ -159,6 +191,11 @@ def _accept(plan: OperatorPlan, given: Given) -> Sequence[Any]:
         q=laws,
         **plan.rule_options,
     )
+    synthetic = scope.state.synthetic
+    if synthetic.decides(plan):
+        pick = row_of(given.logits, given.positions)
+        live, first = given.counts - 1, given.positions[:, 0]
+        accepted, token = synthetic.accept(live, first, plan.rule, pick, _Draws(given.sampling))
     return accepted, token.unsqueeze(1)
 
 
@@ -167,7 +204,11 @@ def _unmask(plan: OperatorPlan, given: Given) -> Sequence[Any]:
     scope = given.scope
     most = given.logits.shape[1]
     numbers = {name: scope.numbers(value) for name, value in plan.numbers.items()}
-    return FIXED_OPERATORS[plan.key](  # type: ignore[no-any-return]
+    key, synthetic = plan.key, scope.state.synthetic
+    if synthetic.decides(plan):
+        draws = _Draws(given.sampling)
+        key, numbers["quota"] = BY_QUOTA, synthetic.quota(numbers["left"], given.positions[:, 0], draws)
+    return FIXED_OPERATORS[key](  # type: ignore[no-any-return]
         given.logits,
         scope.read(Piece(plan.read["block"], Const(0), Const(most)), most),
         given.counts,
@@ -205,13 +246,13 @@ def _prune(plan: OperatorPlan, given: Given) -> Sequence[Any]:
 
 def _walk(plan: OperatorPlan, given: Given) -> Sequence[Any]:
     """Walk each tree -> (edges [n], rows of the path [n, depth + 1], its tokens, next [n, 1])."""
-    return FIXED_OPERATORS[plan.key](  # type: ignore[no-any-return]
-        given.logits,
-        given.scope.tree(plan.read["tree"]),
-        given.sampling,
-        given.positions,
-        plan.number("depth"),
-    )
+    tree, deepest = given.scope.tree(plan.read["tree"]), plan.number("depth")
+    found = FIXED_OPERATORS[plan.key](given.logits, tree, given.sampling, given.positions, deepest)
+    synthetic = given.scope.state.synthetic
+    if not synthetic.decides(plan):
+        return found  # type: ignore[no-any-return]
+    pick = row_of(given.logits, given.positions)
+    return synthetic.walk(tree, given.positions[:, 0], deepest, pick, _Draws(given.sampling))
 
 
 def _lookup(plan: OperatorPlan, given: Given) -> Sequence[Any]:

@@ -24,6 +24,7 @@ from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.request import Request
 from fsm_spec.executor.runner import Runner
+from fsm_spec.executor.synthetic import Synthetic
 from fsm_spec.executor.tensor_parallel import Leader, Residence, refuse_drafters
 from fsm_spec.policy import Policy, Pool, most_headroom
 from fsm_spec.table import Table
@@ -45,6 +46,7 @@ class Resident:
     fuse: bool | None = None
     lines: int | None = None
     attention: str = "auto"
+    synthetic: Synthetic | None = None
 
     def runner(
         self,
@@ -95,7 +97,8 @@ class Resident:
         def cache_of(each: Transformer | Drafter) -> PagedCache:
             return PagedCache(each.config, pool.pages, pool.page_size, each.dtype, place.device)
 
-        state = DeviceState(tiers.largest, tiers.carry, sizes, place.device)
+        laws = None if self.synthetic is None else self.synthetic.laws(place.device)
+        state = DeviceState(tiers.largest, tiers.carry, sizes, place.device, laws)
         if policy.rate is not None:
             state.weigh(policy.rate)
         machine = Machine(

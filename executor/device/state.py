@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fsm_spec.budget import Rate
 from fsm_spec.executor.carry import EMPTY
+from fsm_spec.executor.synthetic import Laws
 from fsm_spec.kernels.fixed.adjust import AdjustColumns
 from fsm_spec.kernels.fixed.law import SamplingColumns
 from fsm_spec.kernels.fixed.pages import physical_slots, resize_pages
@@ -50,9 +51,16 @@ class DeviceState:
     """Hold all tensors of requests, each with `lines` + 2 rows; none is ever bound anew, so that graphs stay valid."""
 
     def __init__(
-        self, table: Table, carry: Sequence[CarryPlan], sizes: Sizes, device: torch.device | str
+        self,
+        table: Table,
+        carry: Sequence[CarryPlan],
+        sizes: Sizes,
+        device: torch.device | str,
+        synthetic: Laws | None = None,
     ) -> None:
         self.sizes = sizes
+        # Laws of counts that are drawn in place of what operators find; none but for measuring.
+        self.synthetic = synthetic or Laws(None, None)
         self.device = torch.device(device)
         self.padding, self.dump = sizes.lines, sizes.lines + 1
         self.columns = {name: self._full((), 0, torch.int32) for name in table.column_names}

@@ -202,6 +202,7 @@ def _card(served: Served, name: str) -> dict[str, Any]:
         "owned_by": "fsm-spec",
         "root": served.name,
         "max_model_len": served.settings.max_model_len,
+        **({} if served.settings.synthetic is None else {"synthetic": served.settings.synthetic}),
     }
 
 

@@ -27,6 +27,8 @@ from fsm_spec.executor.engine_options import (
     RequireGraphs,
     Resident,
     Rounding,
+    SyntheticAcceptance,
+    SyntheticUnmasking,
     TensorParallel,
     Threads,
 )
@@ -117,6 +119,8 @@ def serve(
             rich_help_panel=MACHINE,
         ),
     ] = 1,
+    synthetic_acceptance: SyntheticAcceptance = None,
+    synthetic_unmasking: SyntheticUnmasking = None,
     unproved: Annotated[
         bool,
         typer.Option(
@@ -194,6 +198,8 @@ def serve(
             prefix_cache=prefix_cache,
             tensor_parallel=tensor_parallel,
             replicas=replicas,
+            synthetic_acceptance=synthetic_acceptance,
+            synthetic_unmasking=synthetic_unmasking,
         ),
         {
             "names": tuple(served_model_name or ()),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fsm_spec.executor.server.app import Server
     from fsm_spec.executor.server.engines import OneEngine
     from fsm_spec.executor.server.served import Served
+    from fsm_spec.executor.synthetic import Synthetic
 
 GIB = 2**30
 # Without --pages: so much of the free memory holds KV, and no more than that many bytes.
@@ -72,6 +73,8 @@ class Serving:
     replicas: int = 1
     quantization: str = "none"
     trace: Path | None = None
+    synthetic_acceptance: str | None = None
+    synthetic_unmasking: str | None = None
 
 
 def execute(run: Serving, settings: dict[str, Any]) -> None:
@@ -131,6 +134,16 @@ def refuse_spec(run: Serving, loaded: Loaded) -> None:
     require_drafts(table, run.drafters)
     if run.prefix_cache:
         require_prefixes(table)
+    synthetic = chosen_synthetic(run, tiers_of(table, chosen_policy(run)).largest)
+    if synthetic is not None:
+        logs.warn("synthetic acceptance", said=synthetic.warning())
+
+
+def chosen_synthetic(run: Serving, table: Table) -> Synthetic | None:
+    """Give what is drawn in place of the target's judgement, if anything is; raises UserError for what cannot be."""
+    from fsm_spec.executor.synthetic import synthetic_of
+
+    return synthetic_of(run.synthetic_acceptance, run.synthetic_unmasking, table)
 
 
 def chosen_device(run: Serving) -> Resident | None:
@@ -215,7 +228,9 @@ def open_engine(
         drafters = load_drafters(table, run.drafters, model)
     longest = min(run.max_model_len or model.config.context, model.config.context)
     pool = _pool(run, table, model, longest, resident)
-    head = trace_header(tiers_of(table, policy).largest, policy, pool, loaded.text)
+    largest = tiers_of(table, policy).largest
+    synthetic = chosen_synthetic(run, largest)
+    head = trace_header(largest, policy, pool, loaded.text, synthetic)
     session = Session(
         table,
         model.transformer,
@@ -226,6 +241,7 @@ def open_engine(
         drafters=drafters,
         prefix_cache=not refusal(table) if run.prefix_cache is None else run.prefix_cache,
         resident=resident,
+        synthetic=synthetic,
         trace=None if trace is None else TraceWriter(trace, head),
     )
     with progress_bar() as progress:
@@ -239,12 +255,14 @@ def open_engine(
         "drafters": run.drafters,
         "tensor_parallel": run.tensor_parallel,
         "quantization": run.quantization,
+        "synthetic": synthetic and synthetic.describe(),
     }
     settings = {
         **settings,
         "names": settings.get("names") or (model.name,),
         "max_model_len": longest,
         "max_running": run.max_running,
+        "synthetic": synthetic and synthetic.describe(),
         "fingerprint": fingerprint(model.transformer, model.folder, model.adapter, facts),
     }
     served = Served(session, loaded, Settings(**settings), verdict, int(time.time()))

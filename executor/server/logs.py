@@ -65,3 +65,8 @@ def timed(begun: str, done: str, **fields: object) -> Iterator[dict[str, object]
 def log(event: str, **fields: object) -> None:
     """Log an event with its fields; those without a value are left out."""
     LOGGER.info(event, extra={"fields": {name: value for name, value in fields.items() if value is not None}})
+
+
+def warn(event: str, **fields: object) -> None:
+    """Log what a person should know before they believe what they see."""
+    LOGGER.warning(event, extra={"fields": fields})

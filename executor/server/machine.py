@@ -30,6 +30,7 @@ def describe(served: Served) -> dict[str, Any]:
         "about": served.loaded.spec.about.strip(),
         "lossless": served.loaded.spec.lossless.claim if served.loaded.spec.lossless else None,
         "verdict": served.verdict,
+        "synthetic": served.settings.synthetic,
         "digest": table.digest,
         "params": dict(table.params),
         "states": [

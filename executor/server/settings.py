@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -14,6 +15,7 @@ class Settings:
     `timeout` ends requests that take longer, `stall` connections whose client sends no whole headers or body in that
     time, or reads nothing for so long.
     `keys` empty: any key passes. `drain` is how long running requests may go on after SIGTERM.
+    `synthetic` names the chances by which drafts stand where that is not the target's judgement.
     `fingerprint` digests what seeded answers depend on and the start fixes; see `Served.fingerprint`.
     """
 
@@ -30,4 +32,5 @@ class Settings:
     cors: tuple[str, ...] = ()
     log_prompts: bool = False
     fingerprint: str = ""
+    synthetic: Mapping[str, str] | None = None
     otlp_endpoint: str | None = None

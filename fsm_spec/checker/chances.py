@@ -1,12 +1,13 @@
 """Chances of an operator's counts as exact fractions: how many drafts are accepted, how many a lookup finds.
 
-The simulator's `--accept` is read here too. Chances are read as decimal text, so that 0.7 is seven tenths.
+The simulator's `--accept` and the executor's `--synthetic-acceptance` are read here too. Chances are read as decimal
+text, so that 0.7 is seven tenths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -72,6 +73,9 @@ EXPECT: Final = Option("--expect", FORMS, ("geometric", "all"))
 ACCEPT: Final = Option("--accept", ACCEPT_FORMS, ("geometric",))
 # Likewise: how many masks beyond the surest one are filled in a pass.
 UNMASK: Final = Option("--unmask", "0.9,0.8,0.5 or geometric:0.7", ("geometric",))
+# The executor's, of the same two counts.
+SYNTHETIC_ACCEPTANCE: Final = replace(ACCEPT, name="--synthetic-acceptance")
+SYNTHETIC_UNMASKING: Final = replace(UNMASK, name="--synthetic-unmasking")
 
 
 def parse_chances(text: str, option: Option = EXPECT) -> Chances:
@@ -89,6 +93,28 @@ def parse_chances(text: str, option: Option = EXPECT) -> Chances:
             f'{option.name} "{text}": {form} takes one rate, not {len(rates)}; write {form}:{float(rates[0]):g}'
         )
     return Chances(rates, "all" if form == "all" else "geometric")
+
+
+def require_drafts(rates: int, drafts: int, spec: str, option: str) -> None:
+    """Raise UserError, with both numbers, if a list has not one rate for each draft that `spec` judges."""
+    if rates == drafts:
+        return
+    given = f"{option} gives {counted(rates, 'rate')}"
+    if drafts == 0:
+        raise UserError(f"{given}, but {spec} judges 0 drafts; leave {option} out")
+    raise UserError(
+        f"{given}, but {spec} judges {counted(drafts, 'draft')} a round;"
+        f" give {counted(drafts, 'rate')} or geometric:RATE"
+    )
+
+
+def require_masks(rates: int, masks: int, option: str) -> None:
+    """Raise UserError, with both numbers, if a list has not one rate for each mask beyond the surest one."""
+    if rates != masks:
+        raise UserError(
+            f"{option} gives {counted(rates, 'rate')}, but up to {counted(masks, 'mask')} may be filled"
+            f" beyond the surest one; give {counted(masks, 'rate')} or geometric:RATE"
+        )
 
 
 def _rates(words: str, text: str, option: Option) -> tuple[Fraction, ...]:

@@ -15,6 +15,7 @@ from shipped_specs import EXPECTED
 from fsm_spec.checker.chances import chances_of, parse_chances
 from fsm_spec.checker.expect import Expected, expect
 from fsm_spec.compile import compile_table
+from fsm_spec.counts import draws_of, most_drafts
 from fsm_spec.errors import UserError
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
@@ -23,7 +24,7 @@ from fsm_spec.simulator.cost import CostModel
 from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.model import load_model
-from fsm_spec.simulator.outcomes import Laws, draws_of, most_drafts
+from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.simulation import Results, Simulation
 from fsm_spec.simulator.theory import accepted_law, expected_rounds
 from fsm_spec.simulator.workload import Workload, parse_arrivals, parse_lengths

@@ -12,6 +12,7 @@ from shipped_specs import SPECS, operators, sizes
 from torch import Tensor
 
 from fsm_spec.compile import compile_table
+from fsm_spec.counts import most_drafts
 from fsm_spec.executor.adapter import random_adapter
 from fsm_spec.executor.control import reads_in_order
 from fsm_spec.executor.device import resident
@@ -24,8 +25,10 @@ from fsm_spec.executor.device.resident import Resident
 from fsm_spec.executor.device.weights import moved
 from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.random_drafters import random_drafters
+from fsm_spec.executor.synthetic import Synthetic, synthetic_of
 from fsm_spec.load import load
 from fsm_spec.policy import Policy, Pool
+from fsm_spec.table import Table
 from fsm_spec.tiers import tiers_of
 
 LINES = 4
@@ -64,6 +67,12 @@ def covering() -> list[str]:
     return chosen
 
 
+def any_synthetic(table: Table) -> Synthetic | None:
+    """Let every count be drawn: the rules of operators run beside it."""
+    drafts, masks = ("geometric:0.5" if most_drafts(table, op) else None for op in ("accept", "unmask"))
+    return synthetic_of(drafts, masks, table)
+
+
 @pytest.mark.parametrize("spec", covering())
 def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mail, every phase alone and those that run together, prefill with and without its end, admission."""
@@ -79,7 +88,7 @@ def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch)
     policy = Policy(max_running=LINES)
     # No default device: a tensor made without one is made on the CPU, and refused.
     with torch.inference_mode(), device_only(), torch.device("cpu"):
-        runner = Resident(FakePlace()).runner(
+        runner = Resident(FakePlace(), synthetic=any_synthetic(table)).runner(
             tiers_of(table, policy), model, drafters, Pool(20, 8), policy, mask_id=47
         )
         lines = torch.empty(LINES, dtype=torch.int64, device="cuda")

@@ -11,6 +11,7 @@ import pytest
 from shipped_specs import SIMULATED
 
 from fsm_spec.compile import compile_table
+from fsm_spec.counts import most_drafts
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.launch import Launch
 from fsm_spec.load import load, shipped
@@ -22,7 +23,7 @@ from fsm_spec.simulator.hardware import load_hardware
 from fsm_spec.simulator.lookup import Lookup
 from fsm_spec.simulator.metrics import UNSET
 from fsm_spec.simulator.model import load_model
-from fsm_spec.simulator.outcomes import Laws, most_drafts
+from fsm_spec.simulator.outcomes import Laws
 from fsm_spec.simulator.overload import Overload
 from fsm_spec.simulator.simulation import Results, Simulation
 from fsm_spec.simulator.stepped_run import SteppedRun
