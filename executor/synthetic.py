@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fsm_spec.checker.chances import (
@@ -40,6 +42,9 @@ NOT_THE_TARGETS: Final = (
 BY_QUOTA: Final = "unmask:schedule"
 # Rules of `accept` whose next token is the most probable one, whatever the temperature.
 _ARGMAX: Final = ("greedy", "topk")
+
+
+Constant = Callable[[NDArray[np.float64]], Tensor]
 
 
 class Draws(Protocol):
@@ -108,9 +113,10 @@ class Synthetic:
     drafts: int
     masks: int
 
-    def laws(self, device: torch.device | str = "cpu") -> Laws:
-        """Lay the laws of both counts out on a device."""
-        return Laws(_law(self.acceptance, self.drafts, device), _law(self.unmasking, self.masks, device))
+    def laws(self, constant: Constant = torch.from_numpy) -> Laws:
+        """Lay the laws of both counts out; `constant` makes a tensor where they are to lie."""
+        given = ((self.acceptance, self.drafts), (self.unmasking, self.masks))
+        return Laws(*(_law(chances, most, constant) for chances, most in given))
 
     def describe(self) -> dict[str, str]:
         """Name the chances by the count that they are of: `acceptance`, `unmasking`."""
@@ -161,7 +167,5 @@ def _parse(text: str | None, option: Option) -> Chances | None:
     return None if text is None else parse_chances(text, option)
 
 
-def _law(chances: Chances | None, most: int, device: torch.device | str) -> Tensor | None:
-    if chances is None:
-        return None
-    return torch.tensor([float(chance) for chance in chances.law(most)], dtype=torch.float64).to(device)
+def _law(chances: Chances | None, most: int, constant: Constant) -> Tensor | None:
+    return None if chances is None else constant(np.array(chances.law(most), np.float64))

@@ -97,7 +97,7 @@ class Resident:
         def cache_of(each: Transformer | Drafter) -> PagedCache:
             return PagedCache(each.config, pool.pages, pool.page_size, each.dtype, place.device)
 
-        laws = None if self.synthetic is None else self.synthetic.laws(place.device)
+        laws = None if self.synthetic is None else self.synthetic.laws(place.constant)
         state = DeviceState(tiers.largest, tiers.carry, sizes, place.device, laws)
         if policy.rate is not None:
             state.weigh(policy.rate)

@@ -46,20 +46,35 @@ def tiny_config(**shape: Unpack[TinyShape]) -> ModelConfig:
     )
 
 
-def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
-    """Draw float64 weights under published names, each matrix by 1 / sqrt(inputs).
+class Draw:
+    """Draw weights from one seed, on torch's default device: matrices by 1 / sqrt(inputs).
+
+    Drawn in float64, the same seed gives the same weights in every dtype; large models on a GPU are drawn narrower.
+    """
+
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float64) -> None:
+        self.dtype = dtype
+        self.generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+    def matrix(self, outputs: int, inputs: int, gain: float = 1.0) -> torch.Tensor:
+        """Draw a weight [outputs, inputs]."""
+        drawn = torch.randn(outputs, inputs, generator=self.generator, dtype=self.dtype)
+        return drawn.mul_(gain / math.sqrt(inputs))
+
+    def norm(self, size: int) -> torch.Tensor:
+        """Draw the weight of a norm, near 1."""
+        return 1 + 0.1 * torch.randn(size, generator=self.generator, dtype=self.dtype)
+
+
+def random_weights(
+    config: ModelConfig, seed: int, dtype: torch.dtype = torch.float64
+) -> dict[str, torch.Tensor]:
+    """Draw weights under published names, as `Draw` does.
 
     Queries are drawn 4 times as large, so that attention picks few rows and the next token depends on the text.
     """
-    generator = torch.Generator().manual_seed(seed)
-
-    def matrix(outputs: int, inputs: int, gain: float = 1.0) -> torch.Tensor:
-        drawn = torch.randn(outputs, inputs, generator=generator, dtype=torch.float64)
-        return drawn * (gain / math.sqrt(inputs))
-
-    def norm(size: int) -> torch.Tensor:
-        return 1 + 0.1 * torch.randn(size, generator=generator, dtype=torch.float64)
-
+    draw = Draw(seed, dtype)
+    matrix, norm = draw.matrix, draw.norm
     query, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     weights = {
         names.EMBEDDING: matrix(config.vocab, config.hidden, math.sqrt(config.hidden)),

@@ -15,40 +15,33 @@ from fsm_spec.executor.models.context_head import ContextHead, ContextHeadConfig
 from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.feature_head import FeatureHead, FeatureHeadConfig
 from fsm_spec.executor.models.language_drafter import LanguageDrafter
-from fsm_spec.executor.models.random import random_weights
+from fsm_spec.executor.models.random import Draw, random_weights
 from fsm_spec.executor.models.token_heads import MODULE, TokenHeads
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.table import Table
 
 Weights = dict[str, torch.Tensor]
+_EXACT = torch.float64
 
 
-class _Draw:
-    """Draw matrices by 1 / sqrt(inputs), in float64, from one seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def matrix(self, outputs: int, inputs: int, gain: float = 1.0) -> torch.Tensor:
-        drawn = torch.randn(outputs, inputs, generator=self.generator, dtype=torch.float64)
-        return drawn * (gain / math.sqrt(inputs))
-
-    def norm(self, size: int) -> torch.Tensor:
-        return 1 + 0.1 * torch.randn(size, generator=self.generator, dtype=torch.float64)
-
-
-def random_language_drafter(target: Transformer, *, layers: int = 1, seed: int = 1) -> LanguageDrafter:
+def random_language_drafter(
+    target: Transformer, *, layers: int = 1, seed: int = 1, dtype: torch.dtype = _EXACT
+) -> LanguageDrafter:
     """Make a language model of the target's width and vocabulary, with few layers."""
     config = replace(target.config, layers=layers)
-    return LanguageDrafter(Transformer(config, random_weights(config, seed), target.dtype), target.config)
+    return LanguageDrafter(
+        Transformer(config, random_weights(config, seed, dtype), target.dtype), target.config
+    )
 
 
-def context_head_weights(config: ContextHeadConfig, target: ModelConfig, seed: int) -> Weights:
+def context_head_weights(
+    config: ContextHeadConfig, target: ModelConfig, seed: int, dtype: torch.dtype = _EXACT
+) -> Weights:
     """Draw the weights of a DFlash or DSpark checkpoint; without embedding and head, which are the target's."""
-    draw, model = _Draw(seed + 1), config.model
+    draw, model = Draw(seed + 1, dtype), config.model
     weights = {
         name.removeprefix("model."): tensor
-        for name, tensor in random_weights(model, seed).items()
+        for name, tensor in random_weights(model, seed, dtype).items()
         if "embed_tokens" not in name and "lm_head" not in name
     }
     weights["fc.weight"] = draw.matrix(model.hidden, len(config.capture) * target.hidden)
@@ -71,7 +64,13 @@ def context_head_weights(config: ContextHeadConfig, target: ModelConfig, seed: i
 
 
 def random_context_head(
-    target: Transformer, *, layers: int = 1, block: int = 8, markov: str | None = None, seed: int = 1
+    target: Transformer,
+    *,
+    layers: int = 1,
+    block: int = 8,
+    markov: str | None = None,
+    seed: int = 1,
+    dtype: torch.dtype = _EXACT,
 ) -> ContextHead:
     """Make a head on two of the target's layers; with `markov` also a confidence head over its embeddings."""
     config = ContextHeadConfig(
@@ -84,16 +83,16 @@ def random_context_head(
         confidence=markov is not None,
         confidence_with_markov=markov is not None,
     )
-    return ContextHead(config, context_head_weights(config, target.config, seed), target, target.dtype)
+    return ContextHead(config, context_head_weights(config, target.config, seed, dtype), target, target.dtype)
 
 
-def feature_head_weights(config: FeatureHeadConfig, seed: int) -> Weights:
+def feature_head_weights(config: FeatureHeadConfig, seed: int, dtype: torch.dtype = _EXACT) -> Weights:
     """Draw the weights of an EAGLE-3 checkpoint, without an embedding, which is the target's.
 
     Draft ids stand for target ids in even steps, so that `d2t` is not trivial.
     """
-    draw, model = _Draw(seed + 1), config.model
-    drawn = random_weights(model, seed)
+    draw, model = Draw(seed + 1, dtype), config.model
+    drawn = random_weights(model, seed, dtype)
     weights = {
         name.replace("model.layers.0.", "midlayer."): tensor
         for name, tensor in drawn.items()
@@ -115,7 +114,9 @@ def feature_head_weights(config: FeatureHeadConfig, seed: int) -> Weights:
     return weights
 
 
-def random_feature_head(target: Transformer, *, draft_vocab: int | None = None, seed: int = 1) -> FeatureHead:
+def random_feature_head(
+    target: Transformer, *, draft_vocab: int | None = None, seed: int = 1, dtype: torch.dtype = _EXACT
+) -> FeatureHead:
     """Make a head on the target's embedding, a middle and the last stream."""
     layers = target.config.layers
     config = FeatureHeadConfig(
@@ -124,15 +125,15 @@ def random_feature_head(target: Transformer, *, draft_vocab: int | None = None, 
         target.config.hidden,
         target.config.vocab if draft_vocab is None else draft_vocab,
     )
-    return FeatureHead(config, feature_head_weights(config, seed), target, target.dtype)
+    return FeatureHead(config, feature_head_weights(config, seed, dtype), target, target.dtype)
 
 
-def token_head_weights(target: ModelConfig, seed: int) -> Weights:
+def token_head_weights(target: ModelConfig, seed: int, dtype: torch.dtype = _EXACT) -> Weights:
     """Draw the module's share of a MiMo checkpoint."""
-    draw, model = _Draw(seed + 1), replace(target, layers=1)
+    draw, model = Draw(seed + 1, dtype), replace(target, layers=1)
     weights = {
         name.replace("model.layers.0.", MODULE): tensor
-        for name, tensor in random_weights(model, seed).items()
+        for name, tensor in random_weights(model, seed, dtype).items()
         if name.startswith("model.layers.0.")
     }
     for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
@@ -141,13 +142,18 @@ def token_head_weights(target: ModelConfig, seed: int) -> Weights:
     return weights
 
 
-def random_token_heads(target: Transformer, *, seed: int = 1) -> TokenHeads:
+def random_token_heads(target: Transformer, *, seed: int = 1, dtype: torch.dtype = _EXACT) -> TokenHeads:
     """Make a module for a target."""
-    return TokenHeads(token_head_weights(target.config, seed), target, target.dtype)
+    return TokenHeads(token_head_weights(target.config, seed, dtype), target, target.dtype)
 
 
-def random_drafters(table: Table, target: Transformer, *, seed: int = 1) -> dict[str, Drafter]:
-    """Make a random draft model for each that a table declares, with a head over the token before where it is read."""
+def random_drafters(
+    table: Table, target: Transformer, *, seed: int = 1, dtype: torch.dtype = _EXACT
+) -> dict[str, Drafter]:
+    """Make a random draft model for each that a table declares, with a head over the token before where it is read.
+
+    Weights are drawn in `dtype`, on torch's default device.
+    """
     heads = {
         plan.model
         for plan in table.forwards.values()
@@ -155,16 +161,16 @@ def random_drafters(table: Table, target: Transformer, *, seed: int = 1) -> dict
         if operator.key == "sample:markov"
     }
     return {
-        name: _random(plan.kind, target, "vanilla" if name in heads else None, seed)
+        name: _random(plan.kind, target, "vanilla" if name in heads else None, seed, dtype)
         for name, plan in table.models.items()
     }
 
 
-def _random(kind: str, target: Transformer, markov: str | None, seed: int) -> Drafter:
+def _random(kind: str, target: Transformer, markov: str | None, seed: int, dtype: torch.dtype) -> Drafter:
     if kind == "language_model":
-        return random_language_drafter(target, seed=seed)
+        return random_language_drafter(target, seed=seed, dtype=dtype)
     if kind == "context_head":
-        return random_context_head(target, markov=markov, seed=seed)
+        return random_context_head(target, markov=markov, seed=seed, dtype=dtype)
     if kind == "feature_head":
-        return random_feature_head(target, seed=seed)
-    return random_token_heads(target, seed=seed)
+        return random_feature_head(target, seed=seed, dtype=dtype)
+    return random_token_heads(target, seed=seed, dtype=dtype)

@@ -105,3 +105,14 @@ def test_op_on_a_gpu_calls_the_kernels() -> None:
     tokens, found = fixed._sample._backend_fns["cuda"](*inputs)
     assert expected.tolist() == tokens.tolist()
     torch.testing.assert_close(found, laws, rtol=0, atol=2e-6)
+
+
+def test_counts_of_synthetic_acceptance() -> None:
+    """One law for all requests, laid out without a copy and with chances of 0: each draws its own count by it."""
+    logits = torch.tensor([0.2, 0.0, 0.5, 0.3]).log().expand(6, 1, -1)
+    columns = SamplingColumns.of([SamplingParams(1.0)] * 6, list(range(6)))
+    inputs = (logits, columns, torch.arange(6).unsqueeze(1), Purpose.SYNTHETIC, "law")
+    expected, _ = fixed.sample_torch(*inputs, exclude=None, want_law=False)
+    found, _ = sample(*inputs, exclude=None, want_law=False)
+    assert expected.tolist() == found.tolist()
+    assert len(set(found.flatten().tolist())) > 1
