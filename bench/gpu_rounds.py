@@ -18,11 +18,12 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from gpu_timing import copy_gb_s, product_tflop_s, why_not
@@ -30,10 +31,10 @@ from record import write_result
 from rich.console import Console
 from rich.table import Table as Screen
 from round_floors import Ceilings, Floors
+from round_watch import EventWatch, HostWatch, Span, TimedGraphs, Watch
 
 from fsm_spec.compile import compile_table
 from fsm_spec.counts import most_drafts
-from fsm_spec.executor.device.graphs import Graphs, Work
 from fsm_spec.executor.device.place import find_place
 from fsm_spec.executor.device.resident import Resident
 from fsm_spec.executor.device.runner import DeviceRunner
@@ -59,68 +60,6 @@ LLAMA = ModelConfig(
     rope_theta=500_000.0, mask_token_id=128_255,
 )  # fmt: skip
 TINY = replace(tiny_config(layers=3, vocab=512), context=1024)
-
-
-class Watch(Protocol):
-    """Read a clock of the device."""
-
-    def mark(self) -> Any:  # noqa: ANN401 -- a time, or an event that will have one
-        """Note a time behind the work so far."""
-
-    def us(self, start: Any, end: Any) -> float:  # noqa: ANN401 -- as above
-        """Give the microseconds between two marks, both of which have passed."""
-
-    def wait(self) -> None:
-        """Wait for the device."""
-
-
-class EventWatch:
-    """Read a GPU's own clock, by events."""
-
-    def mark(self) -> torch.cuda.Event:
-        """Record an event."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def us(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Give the time between two events."""
-        return start.elapsed_time(end) * 1e3
-
-    def wait(self) -> None:
-        """Wait for the GPU."""
-        torch.cuda.synchronize()
-
-
-class HostWatch:
-    """Read the host's clock, where it is the device."""
-
-    def mark(self) -> float:
-        """Read it."""
-        return time.perf_counter()
-
-    def us(self, start: float, end: float) -> float:
-        """Give the time between two readings."""
-        return (end - start) * 1e6
-
-    def wait(self) -> None:
-        """Wait for nothing."""
-
-
-class TimedGraphs(Graphs):
-    """Run work as `Graphs` does, and note when the device began and ended it."""
-
-    def __init__(self, like: Graphs, watch: Watch) -> None:
-        super().__init__(like.place, like.sizes, like.view, required=like.place.graphs)
-        self.watch = watch
-        self.spans: list[tuple[Work, Any, Any]] = []
-
-    def run(self, work: Work, given: torch.Tensor) -> list[torch.Tensor]:
-        """Run work between two marks."""
-        start = self.watch.mark()
-        outputs = super().run(work, given)
-        self.spans.append((work, start, self.watch.mark()))
-        return outputs
 
 
 @dataclass(frozen=True)
@@ -221,7 +160,7 @@ def _timed(bench: Bench, session: Session, mode: str) -> dict[str, Any]:
     graphs = runner.graphs = runner.device.graphs = TimedGraphs(runner.graphs, watch)
     engine, batch = session.engine, len(session.engine.live)
     walls: list[float] = []
-    spans: list[list[tuple[Work, Any, Any]]] = []
+    spans: list[list[Span]] = []
     emitted: list[int] = []
     wanted = WARM + (EAGER if mode == "eager" else bench.rounds)
     while len(walls) < wanted:
@@ -298,8 +237,17 @@ def plan(specs: Sequence[str], batches: Sequence[int]) -> list[tuple[str, int, t
     return [*first, *others]
 
 
-def run(bench: Bench, specs: Sequence[str], batches: Sequence[int], until: float) -> dict[str, Any]:
-    """Measure case after case up to a time of `perf_counter`; what fails or is left out is named."""
+def run(
+    bench: Bench,
+    specs: Sequence[str],
+    batches: Sequence[int],
+    until: float,
+    keep: Callable[[dict[str, Any]], object] = lambda _: None,
+) -> dict[str, Any]:
+    """Measure case after case up to a time of `perf_counter`; what fails or is left out is named.
+
+    `keep` is handed what there is after each case, so that a run that is broken off has left something.
+    """
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
     left_out: list[str] = []
@@ -314,6 +262,11 @@ def run(bench: Bench, specs: Sequence[str], batches: Sequence[int], until: float
         except Exception as error:  # noqa: BLE001 -- whatever ends one case is no reason to stop the others
             failed[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
         print(f"{name}: {time.perf_counter() - started:.1f} s{f', {failed[name]}' if name in failed else ''}")
+        keep(_found(rows, failed, left_out))
+    return _found(rows, failed, left_out)
+
+
+def _found(rows: list[dict[str, Any]], failed: dict[str, str], left_out: list[str]) -> dict[str, Any]:
     return {"acceptance": ACCEPTANCE, **judged(rows), "rows": rows, "failed": failed, "left_out": left_out}
 
 
@@ -347,7 +300,8 @@ def main() -> int:
     context = given.context or (64 if given.tiny else 1024)
     bench = prepare(given.device, tiny=given.tiny, context=context, rounds=given.rounds)
     print(f"model ready after {time.perf_counter() - started:.1f} s")
-    found = run(bench, given.specs, given.batches, started + given.seconds)
+    keep = (lambda _: None) if given.device == "cpu" else partial(_write, bench)
+    found = run(bench, given.specs, given.batches, started + given.seconds, keep)
     show(found["rows"])
     for name in ("gap_us", "isd_over_ar"):
         print(f"{name}: {found.get(name, 'not measured')}, goal {GOALS[name]}")
@@ -355,12 +309,17 @@ def main() -> int:
         print(f"left out after {given.seconds:.0f} s: {', '.join(found['left_out'])}")
     if given.device == "cpu":
         print("a dry run: nothing is written")
-        return 1 if found["failed"] else 0
+    else:
+        _write(bench, found)
+    return 1 if found["failed"] else 0
+
+
+def _write(bench: Bench, found: dict[str, Any]) -> None:
+    """Write what was measured, with the machine's ceilings."""
     shape = {"model": "Llama-3.1-8B's shape, random", "dtype": "bfloat16", "adapter": None, "draft_layers": 1}
     ceilings = {name: round(value, 1) for name, value in vars(bench.ceilings).items()}
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     write_result("gpu_rounds", {**about, **ceilings, **shape, **found})
-    return 1 if found["failed"] else 0
 
 
 if __name__ == "__main__":
