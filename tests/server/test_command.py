@@ -77,6 +77,24 @@ def test_a_refuted_spec_is_served_on_demand_only(project: Path, serve: Serve) ->
         assert running.http.get("/v1/fsm").json()["verdict"] == "proved"
 
 
+def test_synthetic_acceptance_is_told_to_whoever_asks(serve: Serve, server: Running) -> None:
+    """Rounds make the progress that is given, the lists of models say so, and a grammar is refused."""
+    with serve("isd", synthetic_acceptance="geometric:1") as running:
+        done = running.complete(prompt="hello", max_tokens=41, speculation_stats=True, ignore_eos=True)
+        # A cold round for one token, then rounds of four.
+        assert 11 == done["speculation"][0]["rounds"]
+        given = {"acceptance": "geometric:1"}
+        assert given == running.http.get("/v1/fsm").json()["synthetic"]
+        assert given == running.http.get("/v1/models").json()["data"][0]["synthetic"]
+        asked = {"prompt": "x", "response_format": {"type": "json_object"}}
+        refused = running.http.post("/v1/completions", json=asked)
+        assert (400, True) == (
+            refused.status_code,
+            "a grammar cannot be kept" in refused.json()["error"]["message"],
+        )
+    assert "synthetic" not in server.http.get("/v1/models").json()["data"][0]
+
+
 def test_the_fingerprint_changes_with_what_answers_depend_on(serve: Serve, server: Running) -> None:
     """Another parameter, number format or policy gives another fingerprint; the same start the same one."""
 
