@@ -1,8 +1,8 @@
 """The least that the launches of a round can take: bytes over measured copy bandwidth, products over their rate.
 
-Of each launch: the weights it reads, once; the KV of all requests, once; the logits that operators read, once, in
-float32. Activations, ids and results are left out: they are a thousandth of these. A launch that finds nobody alive
-reads its weights all the same.
+Of each launch: the weights it reads, once; the KV of all requests, once; the logits that operators read, once, in the
+head's format. Activations, ids and results are left out: they are a thousandth of these. A launch that finds nobody
+alive reads its weights all the same.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from torch import Tensor
 from fsm_spec.executor.device.mixed import Mixed
 from fsm_spec.executor.device.phase import Machine, Phase
 from fsm_spec.executor.device.weights import moved
-
-_LOGIT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Floors:
         flops = a_byte * (self.batch * phase.height * body + wanted * heads)
         cells = 2 * model.config.layers * model.config.kv_heads * model.config.head_dim
         kv = self.batch * self.context * cells * model.dtype.itemsize
-        logits = wanted * target.config.vocab * _LOGIT_BYTES
+        logits = wanted * target.config.vocab * target.dtype.itemsize
         return self.ceilings.us(body + heads, flops) + self.ceilings.us(kv + logits)
 
 
