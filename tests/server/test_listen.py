@@ -113,8 +113,8 @@ def end_again(running: Running) -> None:
     """Send a second signal once nobody is listened to any more: the end goes on undisturbed."""
     assert running.process is not None
     with httpx.Client(base_url=running.url, timeout=60) as late, suppress(httpx.TransportError):
-        while late.get("/health"):
-            pass
+        while True:
+            late.get("/health")
     time.sleep(0.3)  # by then it frees what is large, unless it is gone already
     running.process.send_signal(signal.SIGTERM)
 

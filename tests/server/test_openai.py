@@ -272,6 +272,15 @@ def test_chat_refusals_name_the_parameter(server: Running, body: dict[str, Any],
     assert response.json()["error"]["param"].startswith(param)
 
 
+def test_arguments_that_nobody_can_read_are_text(server: Running) -> None:
+    """A call that another model made comes back as it was, however deep its brackets are; here it is too long."""
+    function = {"name": "a", "arguments": "[" * 100_000}
+    said = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    answer = {"role": "tool", "tool_call_id": "1", "content": "done"}
+    refused = server.post("/v1/chat/completions", messages=[said, answer])
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
 def test_neutral_values_of_unsupported_parameters_pass(client: openai.OpenAI) -> None:
     """Clients send defaults along; at these values they ask for nothing."""
     extra: dict[str, Any] = {
