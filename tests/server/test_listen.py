@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import time
@@ -21,7 +22,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.executor.server import command
 from fsm_spec.executor.server.address import allow_restart, bound
 from fsm_spec.executor.server.command import Serving, build
-from fsm_spec.executor.server.listen import listen
+from fsm_spec.executor.server.listen import allow_connections, listen
 from fsm_spec.load import load
 
 OPTIONS = ("--pages", "700", "--page-size", "4", "--drain", "300")
@@ -101,6 +102,17 @@ def test_who_begins_to_listen_meanwhile_has_the_address(folder: Path) -> None:
             first[0].listen()
             with pytest.raises(UserError, match=f"127.0.0.1:{port} is in use"):
                 listen(build(run, {"names": ("tiny",)}, load("ar")), second)
+
+
+def test_connections_are_as_many_as_the_system_allows() -> None:
+    """A shell lets a process hold 1024 files; a server that keeps to that turns clients away for no reason."""
+    own, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, own), most))
+    try:
+        allow_connections()
+        assert min(most, 65535) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (own, most))
 
 
 def test_every_address_of_a_host_is_taken() -> None:
