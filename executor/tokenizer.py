@@ -195,5 +195,5 @@ def _render(template: str, variables: dict[str, Any]) -> str:
     )
     try:
         return environment.from_string(template).render(**variables)
-    except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+    except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise UserError(f"the model's chat template refuses these messages: {error}.") from None

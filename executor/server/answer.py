@@ -13,6 +13,7 @@ from fsm_spec.executor.server.refusal import Refusal
 from fsm_spec.executor.server.served import Served
 
 CHAT = "chatcmpl"
+_LEAST = -9999.0
 
 
 @dataclass
@@ -293,8 +294,8 @@ def _statistics(choice: Choice) -> dict[str, Any]:
 
 
 def _finite(logprob: float) -> float:
-    """Give a number that JSON has: an impossible token has the least one of OpenAI's."""
-    return max(logprob, -9999.0)
+    """Give a number that JSON has: what is impossible, or no number at all, has the least one of OpenAI's."""
+    return max(_LEAST, logprob)  # NaN is above nothing
 
 
 def _overlap(text: str, opening: str) -> int:

@@ -7,10 +7,9 @@ long loses the connection, whatever was still on its way. That ends requests as 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from fsm_spec.executor.server.refusal import Refusal
 from fsm_spec.executor.server.stream import encode
@@ -43,10 +42,12 @@ class Connection(H11Protocol):
     @property
     def unfinished(self) -> bool:
         """Tell whether an answer is not written to its end, or not taken."""
-        cycle = self.cycle
-        return (
-            cycle is not None and not cycle.response_complete
-        ) or self.transport.get_write_buffer_size() > 0
+        return self._answering is not None or self.transport.get_write_buffer_size() > 0
+
+    @property
+    def _answering(self) -> RequestResponseCycle | None:
+        cycle: RequestResponseCycle | None = getattr(self, "cycle", None)  # None before the first request
+        return None if cycle is None or cycle.response_complete else cycle
 
     # What the client sends -------------------------------------------------------------------------------------
 
@@ -74,7 +75,7 @@ class Connection(H11Protocol):
         """Let go of a client whose request has not come whole."""
         self._sender = None
         if self.conn.their_state is not h11.IDLE:
-            if self.cycle.response_complete:
+            if self._answering is None:
                 self.transport.abort()  # nobody reads the rest of a body that was refused
             else:
                 self._await_sender()  # whoever reads the body says what is missing
@@ -95,10 +96,10 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        if self.cycle is not None and not self.cycle.response_complete:
-            # Whoever reads the body is told what any leaving is told by.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        if self._answering is not None:
+            # Whoever reads the body is told as of any client that has left.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         body = encode(refusal.content())
         headers = {
             "content-type": "application/json",
@@ -107,7 +108,7 @@ class Connection(H11Protocol):
         }
         answer = h11.Response(status_code=refusal.status, headers=list(headers.items()))
         for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(cast("bytes", self.conn.send(event)))
+            self.transport.write(self.conn.send(event))
         self.transport.close()
 
     # What the client reads -------------------------------------------------------------------------------------

@@ -52,16 +52,9 @@ class FairQueue:
     def put(self, jobs: Sequence[Job], retry_after: float) -> None:
         """Queue all jobs of a request or none; raises Refusal with 429 where they do not fit now.
 
-        Raises Refusal with 400 for more than could ever fit.
+        More than could ever fit is refused before it comes here (`Served.require_room`).
         """
         tokens = sum(_cost(job) for job in jobs)
-        if len(jobs) > self.max_jobs or tokens > self.max_tokens:
-            raise Refusal(
-                f"the request asks for {len(jobs)} choices and up to {tokens} tokens, but this server takes at most "
-                f"{self.max_jobs} and {self.max_tokens} in one request; ask for fewer",
-                "n",
-                "request_too_large",
-            )
         with self._lock:
             if self._size + len(jobs) > self.max_jobs or self.tokens + tokens > self.max_tokens:
                 raise Refusal(

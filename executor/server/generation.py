@@ -99,3 +99,5 @@ async def _unless_left(work: Coroutine[Any, Any, Answer], request: Request) -> A
     finally:
         for each in (task, watch):
             each.cancel()
+        # Until both have ended: what follows receives from the same connection, and a fault is not left unread.
+        await asyncio.gather(task, watch, return_exceptions=True)

@@ -47,12 +47,10 @@ class Guard:
         """Name whom a request is for: its key where keys are asked for, else its address; raises Refusal for 401."""
         if not self.settings.keys:
             return str((scope.get("client") or ("local", 0))[0])
-        kind, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        given = key.strip() if kind.casefold() == "bearer" else ""
+        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        given = key.strip() if kind.lower() == b"bearer" else b""
         matches = [
-            index
-            for index, own in enumerate(self.settings.keys)
-            if hmac.compare_digest(own.encode(), given.encode())
+            index for index, own in enumerate(self.settings.keys) if hmac.compare_digest(own.encode(), given)
         ]
         if not matches:
             raise Refusal(

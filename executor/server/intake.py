@@ -132,7 +132,7 @@ def chat_tokens(messages: list[Message], served: Served, tools: ToolFormat | Non
 def _parsed(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -265,6 +265,9 @@ def _jobs(
         raise Refusal("ignore_eos would not let the grammar end the text", "ignore_eos", "invalid_value")
     if run.options.controls.min_tokens > min(limits):
         raise Refusal(f"min_tokens is above the limit of {min(limits)}", "min_tokens", "invalid_value")
+    # Before they are made: a short body can ask for a hundred thousand.
+    costs = (len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
+    served.require_room(order.n * len(prompts), order.n * sum(costs))
     now = time.perf_counter()
     limits_s = {504: served.settings.timeout, 408: request.timeout}
     shortest = min(((each, late) for late, each in limits_s.items() if each is not None), default=None)

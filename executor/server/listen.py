@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import resource
 import signal
 import socket
 import sys
@@ -22,14 +23,25 @@ from fsm_spec.executor.server.connection import Connection, bounded
 
 # Seconds that last words may take to reach clients.
 _FAREWELL = 2
+# As vLLM's server asks for; connections are files.
+_MOST_FILES = 65535
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def listen(server: Server, sockets: list[socket.socket]) -> None:
     """Serve until SIGTERM or SIGINT: from then on new requests are refused and running ones get the time to end."""
+    allow_connections()
     Listener(server).run(sockets)
     if server.engines.fault is not None:
         raise UserError(f"the engine failed: {server.engines.fault}; the log says more")
+
+
+def allow_connections() -> None:
+    """Take as many connections as the system lets this process hold; the usual bound of 1024 is soon used up."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 class Listener(uvicorn.Server):

@@ -40,7 +40,8 @@ def add_monitoring(api: FastAPI, engines: Engines, guard: Guard) -> None:
     async def ready() -> Response:
         """Answer 200 while new requests are taken."""
         if guard.draining or not engines.alive:
-            raise Refusal("no new requests are taken", code="draining", status=503)
+            code = "draining" if guard.draining else "engine_down"
+            raise Refusal("no new requests are taken", code=code, status=503)
         return json_response({"status": "ready"})
 
     @api.get("/metrics", response_class=PlainTextResponse, tags=["monitoring"])

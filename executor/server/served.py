@@ -163,6 +163,17 @@ class Served:
                 "invalid_value",
             )
 
+    def require_room(self, choices: int, tokens: int) -> None:
+        """Refuse what the queue in front of the engine could never hold: prompts and limits of all choices."""
+        settings = self.settings
+        if choices > settings.max_queue or tokens > settings.max_queue_tokens:
+            raise Refusal(
+                f"the request asks for {choices} choices and up to {tokens} tokens, but this server takes at most "
+                f"{settings.max_queue} and {settings.max_queue_tokens} in one request; ask for fewer",
+                "n",
+                "request_too_large",
+            )
+
     def limit(self, prompt: int, wanted: int | None, param: str, prompt_param: str) -> int:
         """Give the limit of new tokens for a prompt; refuses what context or KV pool can never hold.
 

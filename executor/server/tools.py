@@ -55,7 +55,7 @@ class ToolFormat:
         """Read one call; None where the text is none."""
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # a model that repeats itself opens a thousand brackets
             return None
         if not isinstance(value, dict) or value.get("name") not in self.names:
             return None

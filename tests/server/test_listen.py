@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import time
@@ -21,7 +22,7 @@ from fsm_spec.errors import UserError
 from fsm_spec.executor.server import command
 from fsm_spec.executor.server.address import allow_restart, bound
 from fsm_spec.executor.server.command import Serving, build
-from fsm_spec.executor.server.listen import listen
+from fsm_spec.executor.server.listen import allow_connections, listen
 from fsm_spec.load import load
 
 OPTIONS = ("--pages", "700", "--page-size", "4", "--drain", "300")
@@ -103,6 +104,17 @@ def test_who_begins_to_listen_meanwhile_has_the_address(folder: Path) -> None:
                 listen(build(run, {"names": ("tiny",)}, load("ar")), second)
 
 
+def test_connections_are_as_many_as_the_system_allows() -> None:
+    """A shell lets a process hold 1024 files; a server that keeps to that turns clients away for no reason."""
+    own, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, own), most))
+    try:
+        allow_connections()
+        assert min(most, 65535) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (own, most))
+
+
 def test_every_address_of_a_host_is_taken() -> None:
     """A port that is free on one address only is in use; port 0 is the same one on all."""
     with bound("localhost", 0) as sockets:
@@ -113,8 +125,8 @@ def end_again(running: Running) -> None:
     """Send a second signal once nobody is listened to any more: the end goes on undisturbed."""
     assert running.process is not None
     with httpx.Client(base_url=running.url, timeout=60) as late, suppress(httpx.TransportError):
-        while late.get("/health"):
-            pass
+        while True:
+            late.get("/health")
     time.sleep(0.3)  # by then it frees what is large, unless it is gone already
     running.process.send_signal(signal.SIGTERM)
 

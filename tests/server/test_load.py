@@ -16,7 +16,7 @@ import httpx
 import pytest
 from live_server import SETTLE_SECONDS, Running, Serve
 
-from fsm_spec.executor.server import logs
+from fsm_spec.executor.server import intake, logs
 from fsm_spec.executor.server.engines import OneEngine
 
 # `FSM_SPEC_SOAK_REQUESTS` asks for more than CI has time for.
@@ -250,8 +250,9 @@ def test_priorities_decide_who_waits(serve: Serve) -> None:
         assert sorted(late) == late
 
 
-def test_more_than_the_queue_holds_is_refused_for_good(serve: Serve) -> None:
-    """A retry would never help, so that 429 would be a lie."""
+def test_more_than_the_queue_holds_is_refused_for_good(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry would never help, so that 429 would be a lie; and no job is made, as a few bytes ask for thousands."""
+    monkeypatch.delattr(intake, "Job")
     with serve("ar", max_queue=4) as running:
         refused = running.post("/v1/completions", prompt="a", n=5)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")

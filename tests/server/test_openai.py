@@ -272,6 +272,15 @@ def test_chat_refusals_name_the_parameter(server: Running, body: dict[str, Any],
     assert response.json()["error"]["param"].startswith(param)
 
 
+def test_arguments_that_nobody_can_read_are_text(server: Running) -> None:
+    """A call that another model made comes back as it was, however deep its brackets are; here it is too long."""
+    function = {"name": "a", "arguments": "[" * 100_000}
+    said = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    answer = {"role": "tool", "tool_call_id": "1", "content": "done"}
+    refused = server.post("/v1/chat/completions", messages=[said, answer])
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
 def test_neutral_values_of_unsupported_parameters_pass(client: openai.OpenAI) -> None:
     """Clients send defaults along; at these values they ask for nothing."""
     extra: dict[str, Any] = {
@@ -437,13 +446,15 @@ def test_the_document_names_every_type_of_answer(server: Running) -> None:
 
 def test_keys_limits_and_ids(serve: Serve) -> None:
     """With keys set others are refused; bodies have a limit; a request's id comes back."""
-    with serve("ar", keys=("one", "two"), max_body=2000, cors=("http://page",)) as running:
+    with serve("ar", keys=("one", "two", "schlüssel"), max_body=2000, cors=("http://page",)) as running:
         assert running.http.get("/health").status_code == 200
         assert running.http.get("/v1/models").status_code == 401
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="two", max_retries=0)
         assert client.completions.create(model="tiny", prompt="a", max_tokens=1).choices
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{running.url}/v1", api_key="three").models.list()
+        beyond = {b"authorization": "Bearer schlüssel".encode()}
+        assert running.http.get("/v1/models", headers=beyond).status_code == 200
         headers = {"authorization": "Bearer one", "x-request-id": "my-id"}
         body = {"prompt": "a" * 3000}
         refused = running.http.post("/v1/completions", json=body, headers=headers)

@@ -88,3 +88,23 @@ async def _fail_one_of_two() -> tuple[list[int], bytes]:
     async with asyncio.timeout(5):
         await stream({"type": "http"}, receive, send)
     return cancelled, b"".join(sent)
+
+
+def test_nothing_is_left_of_a_request_whose_client_has_left() -> None:
+    """What waited for its answer, and for its client, has ended when the refusal is told."""
+    assert asyncio.run(_leave_before_an_answer()) == 1
+
+
+async def _leave_before_an_answer() -> int:
+    job = Job("request", 0, [1], 8, Options())
+    order = Order("request", "cmpl", 0, 1, [job], 1, ready=job.ready)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    engines: Any = SimpleNamespace(submit=lambda _: None, cancel=lambda _: None)
+    served: Any = SimpleNamespace(fingerprint="", name="tiny")
+    request: Any = SimpleNamespace(receive=receive, state=SimpleNamespace())
+    with pytest.raises(Refusal, match="has left"):
+        await answer(order, served, engines, request)
+    return len(asyncio.all_tasks())
