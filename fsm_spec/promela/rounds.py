@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from fsm_spec import policy
+from fsm_spec import decision
 from fsm_spec.checker import properties
 from fsm_spec.checker.packed_rounds import RoundsPacking
 from fsm_spec.checker.places import LANDS_ALWAYS, LANDS_TO_TAKE, Local, Settings
@@ -203,7 +203,7 @@ class _Writer:
         self.model = self.packing.model
         self.settings = Settings(*self.model.settings.tolist()[: len(Settings._fields)])
         self.tiered = composed.policy.tier is not None
-        self.decide = Translation(policy.decide, "d_", _LENGTHS, _QUEUE)
+        self.decide = Translation(decision.decide, "d_", _LENGTHS, _QUEUE)
 
     def text(self) -> str:
         lines = [*self._head(), *self._arrays(), *self._variables(), *self._process()]
@@ -242,7 +242,7 @@ class _Writer:
         for name, constant in (*constants.items(), *((status, code) for code, status in enumerate(statuses))):
             yield f"#define {name} {constant}"
         yield ""
-        yield OPERATORS + macro_of(policy.admits)
+        yield OPERATORS + macro_of(decision.admits)
         yield ""
 
     def _arrays(self) -> Iterator[str]:
@@ -350,10 +350,10 @@ class _Writer:
             yield from ("again = 1; landed = 0;", "do :: again > 0 ->")
         yield from _TIER.splitlines() if self.tiered else ()
         yield from self._sized(_PREPARE).splitlines()
-        yield comment("policy.decide")
+        yield comment("decision.decide")
         yield from self.decide.statements()
         if lands == LANDS_TO_TAKE:
-            yield from _AGAIN.format(preempted=policy.PREEMPTED, land=_LAND.rstrip("\n;")).splitlines()
+            yield from _AGAIN.format(preempted=decision.PREEMPTED, land=_LAND.rstrip("\n;")).splitlines()
             yield from (":: else -> break", "od;")
 
     def _iteration(self) -> Iterator[str]:
@@ -361,7 +361,7 @@ class _Writer:
         yield "d_step {"
         yield from _indented(self._decision(), 2)
         choose = self._sized(_CHOOSE).format(
-            preempted=policy.PREEMPTED, runs=policy.RUNS, pool=comment(properties.POOL)
+            preempted=decision.PREEMPTED, runs=decision.RUNS, pool=comment(properties.POOL)
         )
         yield from _indented(choose.splitlines(), 2)
         yield "};"
