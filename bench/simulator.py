@@ -22,7 +22,8 @@ from typing import Any
 
 from record import write_result
 
-from fsm_spec.simulator.scenario import Scenario, prepare
+from fsm_spec.simulator.preparation import prepare
+from fsm_spec.simulator.scenario import Scenario
 
 REQUESTS = 10_000
 MIB = 1024 * 1024

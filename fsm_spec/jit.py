@@ -21,7 +21,7 @@ from fsm_spec.notice import announce_compiles
 announce_compiles()
 
 _SOURCES: Final = (
-    "policy",
+    "decision",
     "jit",
     "checker/places",
     "checker/hash_set",

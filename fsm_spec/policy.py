@@ -2,6 +2,7 @@
 
 The checker composes `plan`, the simulator and the executor call it: one scheduler, two clocks. It reads columns, page
 counts and the table, never tokens, carries or time, so that its choices cannot depend on what is being judged.
+The decisions over plain values are in `decision.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fsm_spec.budget import Rate, table_rate
+from fsm_spec.decision import ADMISSIONS, BLOCKED, PREEMPTED, RUNS, WAITS, decide
 from fsm_spec.errors import PoolExhausted, UserError
 from fsm_spec.language.expression import evaluate
 from fsm_spec.step import evaluate as evaluate_columns
@@ -21,7 +23,7 @@ from fsm_spec.tiers import Tier, tiers_of
 from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import MutableSequence, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -29,10 +31,6 @@ if TYPE_CHECKING:
     from fsm_spec.table import Table
 
 
-ADMISSIONS: Final = ("reserve", "holdback", "preempt", "greedy")
-RESERVE, HOLDBACK, PREEMPT, GREEDY = range(len(ADMISSIONS))
-# What an iteration does with a live request, in `decide`.
-WAITS, RUNS, PREEMPTED, BLOCKED = range(4)
 # Waiting requests looked at in one iteration; the queue behind them waits for the next.
 QUEUE_SEEN: Final = 64
 
@@ -320,103 +318,3 @@ def _promised(table: Table, pool: Pool, columns: Columns, policy: Policy) -> int
     """Sum the longest cases of the live requests, in pages."""
     last = np.maximum(columns["limit"] - 1, 0).astype(np.int32)
     return int(pool.pages_of(_fill(table, {**columns, "emitted": last}) + most_headroom(table, policy)).sum())
-
-
-def admits(
-    admission: int, live: int, used: int, take: int, promised: int, grow: int, pool_pages: int
-) -> bool:
-    """Decide one admission: `promised` pages are all longest cases with the newcomer's, `grow` a round's growth."""
-    if admission == RESERVE:
-        return promised <= pool_pages
-    room = grow if admission == HOLDBACK and live > 0 else 0
-    return used + take + room <= pool_pages
-
-
-def decide(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917 - numba compiles one plain function
-    admission: int,
-    mixed: bool,  # noqa: FBT001 - numba takes no keyword-only arguments
-    budget: int,
-    max_running: int,
-    pool_pages: int,
-    grow: int,
-    promised: int,
-    running: Sequence[bool],
-    pages: Sequence[int],
-    need: Sequence[int],
-    left: Sequence[int],
-    rows: Sequence[int],
-    queue: Sequence[tuple[int, int, int]],
-    owned: MutableSequence[int],
-    actions: MutableSequence[int],
-    tokens: MutableSequence[int],
-    admit_tokens: MutableSequence[int],
-) -> int:
-    """Take the decisions of `plan` over plain sequences; give how many of the queue are admitted.
-
-    This is the scheduler itself, in the part of Python that numba compiles, so that the checker's search and the
-    simulator run this very function over arrays.
-    In: `admission` (index into ADMISSIONS); by live request, oldest first, the `pages` it owns, what it may `need`
-    for the next round, the `left` tokens to prefill and the `rows` of a round; `queue` as `_queued` gives it.
-    Out: `owned` pages, `actions`, `tokens` of each chunk, `admit_tokens` of each newcomer's first chunk.
-    """
-    live = len(need)
-    # Pages above a round's need return before any are taken; the oldest takes first, the youngest gives back.
-    used = 0
-    for index in range(live):
-        owned[index] = min(pages[index], need[index])
-        used += owned[index]
-    youngest = live - 1
-    stalled = False
-    for index in range(live):
-        if index > youngest:
-            break
-        while owned[index] < need[index] and need[index] - owned[index] > pool_pages - used:
-            if admission == GREEDY or youngest < index:
-                break
-            used -= owned[youngest]
-            owned[youngest] = 0
-            actions[youngest] = PREEMPTED
-            stalled = True
-            youngest -= 1
-        if actions[index] == PREEMPTED:
-            break
-        if need[index] - owned[index] > pool_pages - used:
-            actions[index] = BLOCKED
-            stalled = True
-            continue
-        used += need[index] - owned[index]
-        owned[index] = need[index]
-        if running[index]:
-            actions[index] = RUNS
-            if mixed:
-                budget -= rows[index]
-    # Prompts of admitted requests, oldest first, within the token budget.
-    prefills = False
-    for index in range(youngest + 1):
-        if left[index] > 0 and budget > 0:
-            tokens[index] = min(left[index], budget)
-            budget -= tokens[index]
-            prefills = True
-    admitted = 0
-    # A newcomer beside a preemption would take the pages that were just given back; nobody overtakes.
-    while not stalled and admitted < len(queue):
-        take, longest, fill = queue[admitted]
-        # A request that is done at once has no longest case, and holds nothing.
-        if longest > 0:
-            if live >= max_running:
-                break
-            promised += longest
-            if not admits(admission, live, used, take, promised, grow, pool_pages):
-                break
-            admit_tokens[admitted] = max(0, min(fill, budget))
-            budget -= admit_tokens[admitted]
-            prefills = prefills or admit_tokens[admitted] > 0
-            used += take
-            live += 1
-        admitted += 1
-    if not mixed and prefills:
-        # Prefill alone runs now; decode rows wait and keep what they own, or were just given.
-        for index in range(len(need)):
-            if actions[index] == RUNS:
-                actions[index] = WAITS
-    return admitted

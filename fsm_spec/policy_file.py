@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from fsm_spec.decision import ADMISSIONS
 from fsm_spec.errors import UserError
 from fsm_spec.language import source
 from fsm_spec.language.findings import Finding, SpecFindings, nearest, path_text, quoted
 from fsm_spec.language.sentence import describe, sentence
-from fsm_spec.policy import ADMISSIONS, Policy, Prefill, VerifyBudget
+from fsm_spec.policy import Policy, Prefill, VerifyBudget
 from fsm_spec.tiers import Tier, TierStep
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from fsm_spec.simulator.cluster_options import ClusterOptions, Failure
 from fsm_spec.simulator.metrics import AMOUNTS, LEVELS, UNSET, KvUse, RequestLog, Usage, summarise
 from fsm_spec.simulator.overload import Overload, saturation
 from fsm_spec.simulator.packed_run import FOREVER
+from fsm_spec.simulator.prepared import Prepared
 from fsm_spec.simulator.replica import Part, Replica
-from fsm_spec.simulator.scenario import Prepared
 from fsm_spec.simulator.simulation import Results
 from fsm_spec.simulator.timeline import Timeline
 

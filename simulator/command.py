@@ -28,8 +28,9 @@ from fsm_spec.simulator.metrics import RequestLog, bound_shares
 from fsm_spec.simulator.money import price_fault
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.perfetto import write_perfetto
+from fsm_spec.simulator.preparation import prepare
+from fsm_spec.simulator.prepared import Prepared
 from fsm_spec.simulator.rounds import RoundLog
-from fsm_spec.simulator.scenario import Prepared, prepare
 from fsm_spec.simulator.search import interval
 from fsm_spec.simulator.simulation import Results
 from fsm_spec.simulator.sketch import ACCURACY

@@ -11,8 +11,9 @@ import simpy
 from numpy.typing import NDArray
 
 from fsm_spec import life_cycle
+from fsm_spec.decision import ADMISSIONS
 from fsm_spec.errors import UserError
-from fsm_spec.policy import ADMISSIONS, QUEUE_SEEN, Policy, Pool, most_headroom
+from fsm_spec.policy import QUEUE_SEEN, Policy, Pool, most_headroom
 from fsm_spec.simulator import places as p
 from fsm_spec.simulator import roofline
 from fsm_spec.simulator.cost import CostModel, Work

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.load import load
-from fsm_spec.simulator.scenario import Scenario, prepare
+from fsm_spec.simulator.preparation import prepare
+from fsm_spec.simulator.scenario import Scenario
 
 if TYPE_CHECKING:
     from fsm_spec.simulator.plan_command import Asked

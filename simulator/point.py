@@ -12,7 +12,8 @@ from typing import Any
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.simulator import roofline
 from fsm_spec.simulator.cluster import Cluster, ClusterResults
-from fsm_spec.simulator.scenario import Scenario, prepare
+from fsm_spec.simulator.preparation import prepare
+from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.simulation import Results
 from fsm_spec.simulator.slo import Slo, goodput
 

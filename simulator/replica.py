@@ -16,7 +16,7 @@ from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.workload import Requests
 
 if TYPE_CHECKING:
-    from fsm_spec.simulator.scenario import Prepared
+    from fsm_spec.simulator.prepared import Prepared
 
 Integers = NDArray[np.int64]
 

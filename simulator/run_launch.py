@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fsm_spec import policy
+from fsm_spec import decision
 from fsm_spec.jit import compiled, jit
 from fsm_spec.simulator import draws, roofline
 from fsm_spec.simulator import places as p
@@ -23,7 +23,7 @@ SOURCES = tuple(
     str(Path(__file__).with_name(f"{name}.py"))
     for name in ("run_launch", "run_record", "places", "draws", "roofline")
 )
-RUNS, WAITS = policy.RUNS, policy.WAITS
+RUNS, WAITS = decision.RUNS, decision.WAITS
 
 mix = compiled(draws.mix, "mix", sources=SOURCES)
 number = compiled(draws.number, "number", sources=SOURCES, mix=mix)

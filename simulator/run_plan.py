@@ -1,6 +1,6 @@
 """The scheduler's part of a compiled iteration: pages needed, decisions, who leaves and who enters.
 
-`policy.decide` decides, compiled; around it stands what `policy.plan` and `engine.Engine` do with arrays. `places.py`
+`decision.decide` decides, compiled; around it stands what `policy.plan` and `engine.Engine` do with arrays. `places.py`
 names the places in the arrays of a run.
 """
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fsm_spec import policy
+from fsm_spec import decision
 from fsm_spec.checker.rounds import decide
 from fsm_spec.jit import jit
 from fsm_spec.simulator import places as p
 from fsm_spec.simulator.free_queue import NOBODY, give, left, recall, take
 
 SOURCES = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("run_plan", "free_queue", "places"))
-PREEMPTED, RUNS, WAITS = policy.PREEMPTED, policy.RUNS, policy.WAITS
+PREEMPTED, RUNS, WAITS = decision.PREEMPTED, decision.RUNS, decision.WAITS
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)

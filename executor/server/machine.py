@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fsm_spec.decision import ADMISSIONS
 from fsm_spec.drawing.state_drawing import svg
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.executor.generate import Session
@@ -15,7 +16,7 @@ from fsm_spec.executor.server.refusal import Refusal
 from fsm_spec.executor.server.served import Served
 from fsm_spec.executor.server.validation import refusal_of
 from fsm_spec.executor.server.worker import Worker
-from fsm_spec.policy import ADMISSIONS, Policy
+from fsm_spec.policy import Policy
 from fsm_spec.policy_file import load_policy, shipped_policies
 
 # Seconds for which ways of requests are kept after somebody looked.

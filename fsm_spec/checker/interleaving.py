@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from fsm_spec import life_cycle
 from fsm_spec.checker import properties
 from fsm_spec.checker.composition import ENDED, Held, Move, Part, State, put
+from fsm_spec.decision import ADMISSIONS, admits
 from fsm_spec.oracle import holding
-from fsm_spec.policy import ADMISSIONS, Policy, Pool, admits
+from fsm_spec.policy import Policy, Pool
 from fsm_spec.table import END, WAIT
 
 if TYPE_CHECKING:

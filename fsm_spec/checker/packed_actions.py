@@ -21,11 +21,7 @@ from fsm_spec.checker.places import (
     Local,
     Settings,
 )
-from fsm_spec.policy import (
-    ADMISSIONS,
-    RESERVE,
-    admits,
-)
+from fsm_spec.decision import ADMISSIONS, RESERVE, admits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,16 +28,8 @@ from fsm_spec.checker.places import (
     Local,
     Settings,
 )
-from fsm_spec.policy import (
-    ADMISSIONS,
-    Policy,
-    Pool,
-    block_rows,
-    fill_slots,
-    headroom,
-    longest_pages,
-    most_headroom,
-)
+from fsm_spec.decision import ADMISSIONS
+from fsm_spec.policy import Policy, Pool, block_rows, fill_slots, headroom, longest_pages, most_headroom
 from fsm_spec.table import PREFILL, WAIT
 from fsm_spec.tiers import tiers_of
 

@@ -11,7 +11,7 @@ scheduler hands them out a round ahead. The scheduler's own functions run inside
 
 from __future__ import annotations
 
-from fsm_spec import policy
+from fsm_spec import decision
 from fsm_spec.checker.places import (
     ABORT,
     ABORT_FAULTS,
@@ -55,14 +55,14 @@ from fsm_spec.checker.places import (
 )
 from fsm_spec.jit import compiled, jit
 
-PREEMPTED, RUNS = policy.PREEMPTED, policy.RUNS
+PREEMPTED, RUNS = decision.PREEMPTED, decision.RUNS
 # Rows of `scratch`, one element a request.
 (CODES, OWNED, QUEUED, LIVE, RUNNING_, PAGES_, NEED_, LEFT_, ROWS_, NEW_PAGES, ACTIONS, TOKENS, ADMIT_TOKENS, MOVER,
  OPTION, OPTION_PAGES, WHEEL) = range(SCRATCH_ROWS)  # fmt: skip
 
 
-admits = compiled(policy.admits, "admits")
-decide = compiled(policy.decide, "decide", admits=admits)
+admits = compiled(decision.admits, "admits")
+decide = compiled(decision.decide, "decide", admits=admits)
 
 
 @jit()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from fsm_spec import life_cycle
 from fsm_spec.checker import properties
 from fsm_spec.checker.interleaving import Interleaving
+from fsm_spec.decision import ADMISSIONS
 from fsm_spec.language.expression import TRUE, Const, Expr, Op, interval, substitute, total
 from fsm_spec.language.scope import OWNED
-from fsm_spec.policy import ADMISSIONS
 from fsm_spec.promela.rounds import rounds
 from fsm_spec.promela.steps import Step, Steps
 from fsm_spec.promela.text import FALSE, OPERATORS, all_of, any_of, comment, text_of, tidy
@@ -247,7 +247,7 @@ class _Writer:
 
 
 def pool_text(page_size: int) -> str:
-    """Write the rules of the pool: what fits, and whom each policy admits (`policy.admits`)."""
+    """Write the rules of the pool: what fits, and whom each policy admits (`decision.admits`)."""
     return _POOL.format(
         page_size=page_size, reserve=ADMISSIONS.index("reserve"), holdback=ADMISSIONS.index("holdback")
     )

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from fsm_spec import policy
+from fsm_spec import decision
 from fsm_spec.checker import properties
 from fsm_spec.checker.packed_rounds import RoundsPacking
 from fsm_spec.checker.places import LANDS_ALWAYS, LANDS_TO_TAKE, Local, Settings
+from fsm_spec.promela.iteration import AGAIN, BEGIN, CHOOSE, LAND, OUTCOMES, PREPARE, SETTLED, TIER
 from fsm_spec.promela.scheduler import Translation, macro_of
 from fsm_spec.promela.text import OPERATORS, comment
 
@@ -30,160 +31,6 @@ _LENGTHS: Final = {"need": "lives", "queue": "waits"}
 _LIVE: Final = ("running", "pages", "need", "left", "rows", "owned", "actions", "tokens")
 # Facts of a local state that the model reads.
 _FACTS: Final = ("status", "longest", "need", "left", "rows", "take", "fill", "sees")
-
-# Which size so many running requests get, where the policy has tiers: where its facts and lists begin.
-# A request that has ended unseen goes once a late host has seen it.
-_LAND: Final = """\
-request = 0;
-do :: request < N ->
-  if :: sees_at[to_code[request]] > 0 ->
-    to_code[request] = sees_at[to_code[request]];
-    if :: status_at[to_code[request]] == ENDED -> to_pages[request] = 0 :: else -> skip fi
-  :: else -> skip
-  fi;
-  request++;
-:: else -> break
-od;
-"""
-
-_BEGIN: Final = """\
-request = 0;
-do :: request < N ->
-  to_code[request] = code_of[request]; to_pages[request] = pages_of[request];
-  request++;
-:: else -> break
-od;
-"""
-
-# Who would give pages back has a round in flight: once that is seen, all is decided again.
-_AGAIN: Final = """\
-again = 0; place = 0;
-do :: place < lives -> again = again + (d_actions[place] == {preempted} -> 1 : 0); place++ :: else -> break od;
-if :: again > 0 && landed == 0 -> landed = 1;
-{land}
-:: else -> again = 0
-fi;
-"""
-
-_TIER: Final = """\
-tier = 0; request = 0;
-do :: request < N ->
-  tier = tier + (status_at[to_code[request]] == RUNNING -> 1 : 0);
-  request++;
-:: else -> break
-od;
-tier = tier_at[tier];
-"""
-
-_PREPARE: Final = """\
-lives = 0; waits = 0; d_promised = 0; d_budget = BUDGET; request = 0;
-do :: request < N ->
-  local_ = to_code[request];
-  if :: status_at[local_] == WAITING ->
-    queue_take[waits] = take_at[local_];
-    queue_longest[waits] = longest_at[local_];
-    queue_fill[waits] = fill_at[local_];
-    waiting_request[waits] = request;
-    d_admit_tokens[waits] = 0;
-    waits++;
-  :: status_at[local_] == PREFILLING || status_at[local_] == RUNNING ->
-    d_running[lives] = (status_at[local_] == RUNNING -> 1 : 0);
-    d_pages[lives] = to_pages[request];
-    d_need[lives] = (status_at[local_] == RUNNING -> need_at[TIER local_] : to_pages[request]);
-    d_left[lives] = left_at[local_];
-    d_rows[lives] = rows_at[TIER local_];
-    d_actions[lives] = 0;
-    d_tokens[lives] = 0;
-    live_request[lives] = request;
-    d_promised = d_promised + longest_at[local_];
-    lives++;
-  :: else -> skip
-  fi;
-  request++;
-:: else -> break
-od;
-"""
-
-_CHOOSE: Final = """\
-held = 0; place = 0;
-do :: place < lives ->
-  request = live_request[place];
-  local_ = to_code[request];
-  to_pages[request] = d_owned[place];
-  if :: d_actions[place] == {preempted} ->
-    list_of[request] = admits_at[(TIER local_) * ADMITS_WIDTH];
-    to_pages[request] = 0;
-  :: d_actions[place] == {runs} ->
-    list_of[request] = prefills_at[(TIER local_) * PREFILLS_WIDTH];
-  :: d_actions[place] != {preempted} && d_actions[place] != {runs} && d_tokens[place] > 0 ->
-    list_of[request] = prefills_at[(TIER local_) * PREFILLS_WIDTH + d_tokens[place]];
-  :: else -> skip
-  fi;
-  if :: list_of[request] == 0 ->
-    /* Nothing runs, and a late host catches up: a request that had ended unseen goes. */
-    to_code[request] = sees_at[local_]
-  :: else -> skip
-  fi;
-  held = held + to_pages[request];
-  if :: status_at[to_code[request]] == ENDED -> to_pages[request] = 0 :: else -> skip fi;
-  place++;
-:: else -> break
-od;
-place = 0;
-do :: place < d_result ->
-  request = waiting_request[place];
-  list_of[request] = admits_at[(TIER to_code[request]) * ADMITS_WIDTH + d_admit_tokens[place]];
-  to_pages[request] = queue_take[place];
-  held = held + to_pages[request];
-  place++;
-:: else -> break
-od;
-assert(held <= K); {pool}
-"""
-
-_OUTCOMES: Final = """\
-who = 0;
-do
-:: who < N && list_of[who] == 0 -> who++
-:: who < N && list_of[who] > 0 ->
-  /* Every option of the list is reached in one way. */
-  at = lists[list_of[who] - 1];
-  do :: at + 1 < lists[list_of[who]] -> at++ :: break od;
-  skip; /* Spin lets no loop end at the door of a d_step. */
-  d_step {
-"""
-
-_SETTLED: Final = """\
-    if :: target_of[at] == 0 -> lost = 1
-    :: else ->
-      to_code[who] = target_of[at] - 1;
-      if :: status_at[to_code[who]] == WAITING -> to_pages[who] = 0
-      :: else ->
-        assert(used_of[at] <= to_pages[who] * PAGE_SIZE); {slots}
-        if :: status_at[to_code[who]] == ENDED -> to_pages[who] = 0 :: else -> skip fi
-      fi
-    fi;
-    at = 0; who++
-  }
-:: who == N -> break
-od;
-skip;
-d_step {
-  /* A move that leads nowhere changes nothing; one that changes nothing can repeat for ever. */
-  same = 1; request = 0;
-  do :: request < N ->
-    if :: !lost -> same = (same && code_of[request] == to_code[request] && pages_of[request] == to_pages[request]);
-      code_of[request] = to_code[request]; pages_of[request] = to_pages[request]
-    :: else -> same = 0
-    fi;
-    list_of[request] = 0; to_code[request] = 0; to_pages[request] = 0;
-    request++
-  :: else -> break
-  od;
-  lost = 0; who = 0;
-  assert(!same); {eventually}
-}
-"""
 
 
 class _Writer:
@@ -203,7 +50,7 @@ class _Writer:
         self.model = self.packing.model
         self.settings = Settings(*self.model.settings.tolist()[: len(Settings._fields)])
         self.tiered = composed.policy.tier is not None
-        self.decide = Translation(policy.decide, "d_", _LENGTHS, _QUEUE)
+        self.decide = Translation(decision.decide, "d_", _LENGTHS, _QUEUE)
 
     def text(self) -> str:
         lines = [*self._head(), *self._arrays(), *self._variables(), *self._process()]
@@ -242,7 +89,7 @@ class _Writer:
         for name, constant in (*constants.items(), *((status, code) for code, status in enumerate(statuses))):
             yield f"#define {name} {constant}"
         yield ""
-        yield OPERATORS + macro_of(policy.admits)
+        yield OPERATORS + macro_of(decision.admits)
         yield ""
 
     def _arrays(self) -> Iterator[str]:
@@ -337,40 +184,40 @@ class _Writer:
             yield f"  :: d_step {{ code_of[{index}] > 1 -> {gone} }} {comment('abort')}"
             return
         yield f"  :: d_step {{ code_of[{index}] > 1 -> {comment('abort')}"
-        land = _LAND.replace("to_code", "code_of").replace("to_pages", "pages_of")
+        land = LAND.replace("to_code", "code_of").replace("to_pages", "pages_of")
         yield from _indented([*land.splitlines(), gone, "}"], 7)
 
     def _decision(self) -> Iterator[str]:
         """Write what leads to a plan: what the host sees, and the scheduler."""
-        yield from _BEGIN.splitlines()
+        yield from BEGIN.splitlines()
         lands = self.settings.lands
         if lands == LANDS_ALWAYS:
-            yield from _LAND.splitlines()
+            yield from LAND.splitlines()
         if lands == LANDS_TO_TAKE:
             yield from ("again = 1; landed = 0;", "do :: again > 0 ->")
-        yield from _TIER.splitlines() if self.tiered else ()
-        yield from self._sized(_PREPARE).splitlines()
-        yield comment("policy.decide")
+        yield from TIER.splitlines() if self.tiered else ()
+        yield from self._sized(PREPARE).splitlines()
+        yield comment("decision.decide")
         yield from self.decide.statements()
         if lands == LANDS_TO_TAKE:
-            yield from _AGAIN.format(preempted=policy.PREEMPTED, land=_LAND.rstrip("\n;")).splitlines()
+            yield from AGAIN.format(preempted=decision.PREEMPTED, land=LAND.rstrip("\n;")).splitlines()
             yield from (":: else -> break", "od;")
 
     def _iteration(self) -> Iterator[str]:
         table = self.composed.table
         yield "d_step {"
         yield from _indented(self._decision(), 2)
-        choose = self._sized(_CHOOSE).format(
-            preempted=policy.PREEMPTED, runs=policy.RUNS, pool=comment(properties.POOL)
+        choose = self._sized(CHOOSE).format(
+            preempted=decision.PREEMPTED, runs=decision.RUNS, pool=comment(properties.POOL)
         )
         yield from _indented(choose.splitlines(), 2)
         yield "};"
-        yield from _OUTCOMES.splitlines()
+        yield from OUTCOMES.splitlines()
         faults = int(self.model.options[:, 2].max(initial=0))
         for bit, sentence in enumerate(self.packing.sentences):
             if faults >> bit:
                 yield f"    assert(!((faults_of[at] >> {bit}) & 1)); {comment(sentence)}"
-        settled = _SETTLED.replace("{slots}", comment(properties.SLOTS))
+        settled = SETTLED.replace("{slots}", comment(properties.SLOTS))
         settled = settled.replace("{eventually}", comment(properties.eventually(table)))
         yield from settled.splitlines()
 

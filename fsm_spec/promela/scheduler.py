@@ -1,4 +1,4 @@
-"""Translate the scheduler itself, `policy.decide`, to Promela: the part of Python that numba compiles.
+"""Translate the scheduler itself, `decision.decide`, to Promela: the part of Python that numba compiles.
 
 The exported model then has the decisions of the checker, the simulator and the executor, and cannot fall behind them.
 """
@@ -10,7 +10,7 @@ import inspect
 import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
-from fsm_spec import policy
+from fsm_spec import decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class Translation:
     """Translate one function to statements.
 
     `lengths` say how `len` of an argument is written, `tuples` the columns of a list of tuples. Names of integers in
-    `policy` become their values; names of the function get a prefix.
+    `decision` become their values; names of the function get a prefix.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Translation:
             case ast.Constant(value=int(value)):
                 return str(int(value))
             case ast.Name(id=name):
-                known = getattr(policy, name, None)
+                known = getattr(decision, name, None)
                 return str(known) if isinstance(known, int) else self.prefix + name
             case ast.Subscript(value=ast.Name(id=name), slice=at):
                 return f"{self.prefix}{name}[{self._expression(at)}]"

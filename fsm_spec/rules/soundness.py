@@ -23,6 +23,8 @@ Fault = tuple["Path", str]
 _BUDGET: Final = 60_000
 # Ways through a round that are followed to their end; a real round has a handful.
 _MOST_WAYS: Final = 2_000
+# Steps of one round that are followed; one that repeats with an ever larger debt has no end.
+_MOST_STEPS: Final = 100
 
 
 def shown_params(params: Mapping[str, int]) -> str:
@@ -159,7 +161,7 @@ class _Judge:
     def _round(self, state: str, debt: Expr, depth: int, met: set[tuple[str, str]]) -> Iterator[Fault]:
         """Follow a round along its states; `debt` is KV kept minus tokens emitted so far, which must end at 0."""
         key = (state, to_text(debt))
-        if key in met or self.ways > _MOST_WAYS:
+        if key in met or self.ways > _MOST_WAYS or depth > _MOST_STEPS:
             return
         met.add(key)
         self.ways += 1

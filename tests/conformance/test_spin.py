@@ -15,9 +15,10 @@ from fsm_spec.checker.composition import Composition
 from fsm_spec.checker.exploration import Exploration, Limits
 from fsm_spec.checker.interleaving import Interleaving
 from fsm_spec.compile import compile_table
+from fsm_spec.decision import ADMISSIONS
 from fsm_spec.language.expression import Const
 from fsm_spec.load import load
-from fsm_spec.policy import ADMISSIONS, Pool
+from fsm_spec.policy import Pool
 from fsm_spec.policy_file import load_policy
 from fsm_spec.promela.export import promela
 from fsm_spec.table import Table

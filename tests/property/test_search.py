@@ -24,9 +24,10 @@ from fsm_spec.checker.interleaving import Interleaving
 from fsm_spec.checker.search import search
 from fsm_spec.checker.single_events import SingleEvents
 from fsm_spec.compile import compile_table
+from fsm_spec.decision import ADMISSIONS
 from fsm_spec.language.spec import Spec
 from fsm_spec.load import load
-from fsm_spec.policy import ADMISSIONS, Policy, Pool, Prefill, longest_pages
+from fsm_spec.policy import Policy, Pool, Prefill, longest_pages
 from fsm_spec.policy_file import load_policy
 from fsm_spec.table import Table
 from fsm_spec.tiers import tiers_of

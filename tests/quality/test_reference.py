@@ -14,9 +14,10 @@ import pytest
 
 from fsm_spec.checker import properties
 from fsm_spec.compile import compile_table
+from fsm_spec.decision import ADMISSIONS
 from fsm_spec.language.scope import RESERVED
 from fsm_spec.load import load
-from fsm_spec.policy import ADMISSIONS, Policy, Pool, Prefill
+from fsm_spec.policy import Policy, Pool, Prefill
 from fsm_spec.replay import replay
 from fsm_spec.trace import STEP_FIELDS, header
 

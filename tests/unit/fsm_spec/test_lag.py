@@ -9,7 +9,9 @@ import pytest
 from fsm_spec.checker import properties
 from fsm_spec.checker.automaton import Automaton
 from fsm_spec.checker.check import Bounds, check
-from fsm_spec.checker.composition import State
+from fsm_spec.checker.composition import Composition, State
+from fsm_spec.checker.counterexample import explain
+from fsm_spec.checker.search import Fault
 from fsm_spec.checker.shared_prefix import SharedPrefix
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
@@ -177,3 +179,21 @@ def test_a_lag_that_makes_no_sense_is_refused() -> None:
     """A lag of two rounds, and a lag of an abstract model, get a sentence."""
     with pytest.raises(UserError, match="the lag is 2"):
         Bounds(lag=2).refuse_senseless()
+
+
+def test_who_only_goes_is_no_reason() -> None:
+    """A move that breaks something, while a request goes that had ended unseen, is told by the others' columns."""
+    table = table_of("ar")
+    table.cache["headroom", 1, None] = headroom(table)
+    requests = Composition(Automaton(table), Policy(lag=1), Pool(9, 1), 2, [(1, 2), (1, 4)])
+    todo = [requests.start]
+    for state in todo:
+        for move in requests.moves(state):
+            ended = [part for part in move.parts if not part.events and state[part.request] is not None]
+            if properties.SLOTS in move.broken and ended:
+                example = explain(requests, properties.SLOTS, Fault([state], move))
+                assert f"request {ended[0].request}:" not in example.why
+                return
+            if move.after not in todo:
+                todo.append(move.after)
+    raise AssertionError("no such move")

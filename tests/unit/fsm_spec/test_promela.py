@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsm_spec import policy
+from fsm_spec import decision
 from fsm_spec.cli import application
 from fsm_spec.command import export
 from fsm_spec.compile import compile_table
@@ -126,7 +126,7 @@ def test_no_line_is_about_one_model() -> None:
 
 def test_admission_rule() -> None:
     """The rule of admission in the model would be another one than the scheduler's."""
-    macro = macro_of(policy.admits)
+    macro = macro_of(decision.admits)
     assert macro == (
         "#define ADMITS(admission, live, used, take, promised, grow, pool_pages) ((admission == 0) -> "
         "(promised <= pool_pages) : (((used + take) + (((admission == 1) && (live > 0)) -> grow : 0)) <= pool_pages))"
@@ -136,7 +136,7 @@ def test_admission_rule() -> None:
 def test_scheduler_is_translated_whole() -> None:
     """A statement of the scheduler would be lost, or a loop left open."""
     translation = Translation(
-        policy.decide, "d_", {"need": "lives", "queue": "waits"}, {"queue": ("take", "longest", "fill")}
+        decision.decide, "d_", {"need": "lives", "queue": "waits"}, {"queue": ("take", "longest", "fill")}
     )
     lines = [line.strip() for line in translation.statements()]
     count = {word: sum(line.startswith(word) for line in lines) for word in ("do ::", "od;", "if ::", "fi;")}
@@ -167,7 +167,7 @@ def test_export_of_a_spec_with_forwards(tmp_path: Path) -> None:
     export("ar", "promela", {}, {"requests": 2, "chunks": True}, output)
     text = output.read_text(encoding="utf-8")
     assert "active proctype Scheduler()" in text
-    assert "/* policy.decide */" in text
+    assert "/* decision.decide */" in text
     assert "#define ABORT 1\n" in text
 
 

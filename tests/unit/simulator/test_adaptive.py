@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fsm_spec.simulator.scenario import Scenario, prepare
+from fsm_spec.simulator.preparation import prepare
+from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.simulation import Simulation
 
 

@@ -12,7 +12,8 @@ from fsm_spec.cli import application
 from fsm_spec.errors import UserError
 from fsm_spec.simulator.bill import bill, without_warm_up
 from fsm_spec.simulator.perfetto import write_perfetto
-from fsm_spec.simulator.scenario import Scenario, prepare
+from fsm_spec.simulator.preparation import prepare
+from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.slo import parse_slos
 
 UNO = Scenario(

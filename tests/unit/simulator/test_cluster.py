@@ -7,7 +7,8 @@ from fsm_spec.errors import UserError
 from fsm_spec.simulator.cluster import Cluster, ClusterResults
 from fsm_spec.simulator.cluster_options import parse_cluster
 from fsm_spec.simulator.prefix_cache import PrefixCache
-from fsm_spec.simulator.scenario import Scenario, prepare
+from fsm_spec.simulator.preparation import prepare
+from fsm_spec.simulator.scenario import Scenario
 
 BASE = Scenario(
     spec="uno_linear",

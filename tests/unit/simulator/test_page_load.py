@@ -11,8 +11,9 @@ from fsm_spec.simulator.bill import bill
 from fsm_spec.simulator.chart import Line, load_chart, share_bar
 from fsm_spec.simulator.page import MOST_DETAILED, page, write_page
 from fsm_spec.simulator.page_load import binding, by_load, winners
+from fsm_spec.simulator.preparation import prepare
 from fsm_spec.simulator.report import Scenario as Shown
-from fsm_spec.simulator.scenario import Scenario, prepare
+from fsm_spec.simulator.scenario import Scenario
 
 
 @pytest.fixture(scope="module")
