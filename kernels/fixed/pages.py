@@ -41,7 +41,9 @@ def _(
 ) -> None:
     from fsm_spec.kernels.triton import pages as kernels  # noqa: PLC0415 -- a CPU needs no Triton
 
-    kernels.resize_pages(lines, stays, starts, want, held, block_table, free, free_count)
+    # The kernel reads them side by side, whatever they were cut from.
+    given = (each.contiguous() for each in (lines, stays, starts, want))
+    kernels.resize_pages(*given, held, block_table, free, free_count)
 
 
 @resize_pages.register_fake
