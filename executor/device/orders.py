@@ -152,7 +152,9 @@ class Device:
         for table in self.tables.values():
             singles = [(state.name,) for state in table.states if state.forward is not None]
             met = [each for level in levels_of(table) for each in level]
-            joined = [part for each in met for most in range(2, len(each) + 1) for part in combinations(each, most)]
+            joined = [
+                part for each in met for most in range(2, len(each) + 1) for part in combinations(each, most)
+            ]
             for states in (*singles, *joined):
                 found[table.digest, states] = self.phase(table, states, wishes)
         return list(found.values())

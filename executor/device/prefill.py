@@ -56,8 +56,8 @@ class Prefill:
         return -(-PIECE_ROWS // unit) * unit
 
     def rows_of(self, chunks: Sequence[Chunk]) -> int:
-        """Give the rows of the pieces of chunks that run together: without graphs, those that cost least."""
-        if self.machine.place.graphs:
+        """Give the rows of the pieces of chunks that run together: on a CPU without tapes those that cost least."""
+        if self.machine.place.graphs or self.machine.state.device.type != "cpu":
             return self.piece_rows
         unit = self.table.prefill_block
         return rows_for([chunk.start % unit + chunk.tokens for chunk in chunks], unit)

@@ -85,7 +85,9 @@ class _Beside(TorchDispatchMode):
         if launcher is None:
             return result
         given = launcher(*args, **(kwargs or {}))
-        read = {each.untyped_storage().data_ptr() for each in args if isinstance(each, Tensor) and each.numel()}
+        read = {
+            each.untyped_storage().data_ptr() for each in args if isinstance(each, Tensor) and each.numel()
+        }
         for one, other in zip(_tensors(result), _tensors(given), strict=True):
             assert (one.shape, one.dtype) == (other.shape, other.dtype), func
             assert not other.numel() or other.untyped_storage().data_ptr() not in read, func

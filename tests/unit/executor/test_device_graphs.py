@@ -171,9 +171,7 @@ def test_too_many_graphs_of_chunks_with_phases_are_not_made(
     """Chunks then run beside the phases: no graph is captured late, and none is left out."""
     monkeypatch.setattr("fsm_spec.executor.device.orders.MOST_MIXED", 3)
     expected = outputs(session_of("linear_spec", model, Resident(CpuPlace()))[0])
-    session, runner = session_of(
-        "linear_spec", model, Resident(Listing(), require_graphs=True), prompts=0
-    )
+    session, runner = session_of("linear_spec", model, Resident(Listing(), require_graphs=True), prompts=0)
     runner.capture()
     before = runner.graphs.held
     assert {("mail",), ("draft",), ("verify",), ("prefill",)} == {key.states for key in before}

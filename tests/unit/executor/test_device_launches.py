@@ -63,5 +63,7 @@ def test_kernels_are_given_what_they_read(spec: str, monkeypatch: pytest.MonkeyP
     assert max(max(grid[1:], default=1) for grid in found.grids) <= MOST_OF_AN_AXIS
     if spec == "ar":
         # All launches of all specs were compiled so once; of a kernel's forms, those in the report are each time.
-        small = [each for each in found.launches.values() if each.kernel.fn.__name__ in ("table_step", "read_ids")]
+        small = [
+            each for each in found.launches.values() if each.kernel.fn.__name__ in ("table_step", "read_ids")
+        ]
         assert {0} == {compile_launch(each, 90) for each in small}
