@@ -133,7 +133,8 @@ class Device:
         for digest, prefill in self.prefills.items():
             chunks = prefill.chunks(prefill.piece_rows)
             found += [(chunks, number) for number in reversed(piece_sizes(self.pieces[digest]))]
-        found += [(work, lines) for work in (*self.phases(), *self.openings.values()) for lines in sizes]
+        others: list[Work] = [*self.phases(), *self.openings.values()]
+        found += [(work, lines) for work in others for lines in sizes]
         return found
 
     def _mixed(self) -> list[Mixed]:

@@ -111,4 +111,5 @@ def paged_attention_fixed(
     out = torch.matmul(scores.softmax(-1).flatten(2, 3), values).unflatten(2, lines.shape[2:4])
     # A hidden slot weighs exp(HIDDEN), which is 0, but where a row sees none.
     out = out.masked_fill(~seen.any(2)[:, None, None, :, None], 0)
-    return out.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, head_dim).to(query.dtype).contiguous()
+    result: Tensor = out.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, head_dim).to(query.dtype)
+    return result.contiguous()

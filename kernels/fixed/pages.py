@@ -42,8 +42,8 @@ def _(
     from fsm_spec.kernels.triton import pages as kernels  # noqa: PLC0415 -- a CPU needs no Triton
 
     # The kernel reads them side by side, whatever they were cut from.
-    given = (each.contiguous() for each in (lines, stays, starts, want))
-    kernels.resize_pages(*given, held, block_table, free, free_count)
+    lines, stays, starts, want = (each.contiguous() for each in (lines, stays, starts, want))
+    kernels.resize_pages(lines, stays, starts, want, held, block_table, free, free_count)
 
 
 @resize_pages.register_fake

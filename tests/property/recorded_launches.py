@@ -50,7 +50,9 @@ class Recorded:
 
     def note(self, kernel: Any, *args: Any, grid: tuple[int, ...], **named: Any) -> None:  # noqa: ANN401 -- Triton's
         """Note a launch in place of running it."""
-        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        options: dict[str, int] = {
+            name: named.pop(name) for name in ("num_warps", "num_stages") if name in named
+        }
         named.pop("warmup", None)
         given = dict(zip(kernel.arg_names, args, strict=False)) | named
         name = kernel.fn.__name__
@@ -63,7 +65,7 @@ class Recorded:
                     self.strided.add((name, param.name))
                 if value.data_ptr() % 16 == 0:
                     divisible.append(param.name)
-            elif param.is_constexpr or (value == 1 and not param.do_not_specialize):
+            elif value is None or param.is_constexpr or (value == 1 and not param.do_not_specialize):
                 constants[param.name] = value
             else:
                 types[param.name] = "fp32" if isinstance(value, float) else "i32" if value < 2**31 else "i64"
@@ -108,7 +110,11 @@ def recorded_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     from fsm_spec.kernels.triton import adapter, attention  # noqa: PLC0415
 
     found = Recorded()
-    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **named: found.note(kernel, *args, **named))
+
+    def run(kernel: Any, *args: Any, **named: Any) -> None:  # noqa: ANN401 -- Triton's
+        found.note(kernel, *args, **named)
+
+    monkeypatch.setattr(JITFunction, "run", run)
     for module in (adapter, attention):
         monkeypatch.setattr(module, "upcasts", lambda _: False)
         monkeypatch.setattr(module, "precision", lambda _: "tf32x3")

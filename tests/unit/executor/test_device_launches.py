@@ -1,4 +1,4 @@
-"""What rounds launch on a GPU, seen without one: tensors as the kernels read them, grids that fit, code that compiles."""
+"""What rounds launch on a GPU, seen without one: tensors as kernels read them, grids that fit, code that compiles."""
 
 from __future__ import annotations
 

@@ -137,7 +137,11 @@ def test_a_launch_has_few_numbers_of_pieces() -> None:
     """No more than requests and tokens can need, and never more than 64: each number is a graph of each phase."""
     assert [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64] == piece_sizes(most_pieces(2048, 256, 131_072, 32))
     assert 64 == most_pieces(100_000, 1, 131_072, 32)
-    assert (1, 3, 12) == (most_pieces(2048, 1, 20, 32), most_pieces(40, 2, 900, 32), most_pieces(2048, 2, 161, 32))
+    assert (1, 3, 12) == (
+        most_pieces(2048, 1, 20, 32),
+        most_pieces(40, 2, 900, 32),
+        most_pieces(2048, 2, 161, 32),
+    )
 
 
 @pytest.mark.parametrize(
