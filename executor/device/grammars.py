@@ -2,7 +2,7 @@
 
 What a grammar allows to a row follows from the text and from the drafts that the row sees. The text the host knows,
 once it has seen the round before; the drafts lie on the device, which tells them in a copy of its own before the
-forward (`Phase.peek`). So a request with a grammar costs each launch one wait, and no round is planned ahead while
+forward (`peek.py`). So a request with a grammar costs each launch one wait, and no round is planned ahead while
 one is there.
 """
 

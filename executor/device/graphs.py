@@ -1,4 +1,4 @@
-"""Graphs by what they are of: phase (or mail), batch bucket, table, view of the weights, wishes of requests.
+"""Graphs by what they are of: phase (or mail, or chunks), batch bucket, table, view of the weights, wishes of requests.
 
 A key that left one of these out would replay one phase for another, or old weights: each stands in it by name.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -92,9 +92,8 @@ class Graphs:
         """Give the smallest batch size that holds so many requests."""
         return self.sizes[bisect_left(self.sizes, members)]
 
-    def capture_all(self, works: Iterable[Work], progress: Progress | None = None) -> None:
-        """Capture the graphs of all work at all batch sizes, largest first, so that smaller ones reuse its memory."""
-        wanted = [(work, size) for work in works for size in reversed(self.sizes)]
+    def capture_all(self, wanted: Sequence[tuple[Work, int]], progress: Progress | None = None) -> None:
+        """Capture the graphs of work at sizes; the largest come first, so that smaller ones reuse their memory."""
         for done, (work, size) in enumerate(wanted):
             if progress is not None:
                 progress("capturing graphs", done, len(wanted))

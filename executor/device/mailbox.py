@@ -21,8 +21,8 @@ from fsm_spec.executor.request import Request
 
 Numbers = NDArray[np.int64]
 # In front of the columns: line, pages that stay, those that are there, all, whether columns are written, whether a
-# request begins.
-_HEADS = 6
+# request begins. The first four say all of a line that only gets more pages, or fewer.
+_HEADS, _PAGES = 6, 4
 _PARAMETERS = 5
 
 
@@ -100,9 +100,14 @@ class Mailbox:
         """Give the requests that begin, by line."""
         return {line: entry.newcomer for line, entry in self.entries.items() if entry.newcomer is not None}
 
+    @property
+    def whole(self) -> bool:
+        """Tell whether a line gets more than another number of pages."""
+        return any(entry.columns is not None or entry.newcomer is not None for entry in self.entries.values())
+
     def pack(self, state: DeviceState, rows: int) -> tuple[Numbers, Taken]:
         """Lay the entries out as `rows` rows, padded with rows for nobody's line, int64 [rows, width]."""
-        packed = np.zeros((rows, row_width(state)), np.int64)
+        packed = np.zeros((rows, row_width(state, whole=self.whole)), np.int64)
         packed[:, 0] = state.dump
         names = list(state.columns)
         taken = Taken([], [])
@@ -122,9 +127,9 @@ class Mailbox:
         return packed, taken
 
 
-def row_width(state: DeviceState) -> int:
-    """Count the numbers of a row."""
-    return _HEADS + len(state.columns) + _PARAMETERS + STOP_IDS
+def row_width(state: DeviceState, *, whole: bool) -> int:
+    """Count the numbers of a row: pages alone, or the whole of it."""
+    return _HEADS + len(state.columns) + _PARAMETERS + STOP_IDS if whole else _PAGES
 
 
 def _parameters(request: Request) -> list[int]:
@@ -142,25 +147,39 @@ def _parameters(request: Request) -> list[int]:
 
 
 class Opening:
-    """Open mail on the device: work that a graph can hold."""
+    """Open mail on the device: work that a graph can hold.
+
+    Most mail moves pages alone, between the rounds of requests that live: it is opened in five launches, where mail
+    about those who come or go takes some thirty.
+    """
 
     digest = ""
     states = ("mail",)
-    variant = ""
 
-    def __init__(self, state: DeviceState) -> None:
+    def __init__(self, state: DeviceState, *, whole: bool) -> None:
         self.state = state
+        self.whole = whole
+        self.variant = "" if whole else "pages"
+        self.width = row_width(state, whole=whole)
 
     def blank(self, size: int) -> Tensor:
         """Give mail about nobody."""
-        mail = torch.zeros(size, row_width(self.state), dtype=torch.int64, device=self.state.device)
+        mail = torch.zeros(size, self.width, dtype=torch.int64, device=self.state.device)
         mail[:, 0] = self.state.dump
         return mail
 
     def __call__(self, mail: Tensor) -> list[Tensor]:
         """Follow the rows of a mailbox int64 [rows, width] on the device."""
+        lines = mail[:, 0].contiguous()
+        if self.whole:
+            self._rewrite(lines, mail)
+        moved = mail[:, 1:_PAGES].t().int().contiguous()
+        self.state.resize(lines, moved[0], moved[1], moved[2])
+        return []
+
+    def _rewrite(self, lines: Tensor, mail: Tensor) -> None:
+        """Write columns of lines that change, and parameters of requests that begin."""
         state = self.state
-        lines = mail[:, 0]
         changed = torch.where(mail[:, 4] > 0, lines, state.dump)
         begun = torch.where(mail[:, 5] > 0, lines, state.dump)
         at = _HEADS
@@ -176,6 +195,3 @@ class Opening:
         state.stop_ids.index_copy_(0, begun, mail[:, at:].contiguous())
         for tokens in state.tokens.values():
             tokens.index_fill_(0, begun, EMPTY)
-        stays, starts, pages = (mail[:, place].int() for place in (1, 2, 3))
-        state.resize(lines, stays, starts, pages)
-        return []

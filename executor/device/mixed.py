@@ -29,6 +29,10 @@ class Mixed:
         # Each has wishes of its own, so both are named.
         self.variant = f"{phase.variant} + {pieces} x {chunks.variant}".strip()
 
+    def size(self, lines: int) -> int:
+        """Count the numbers of an input for a batch of so many lines."""
+        return lines + self.pieces * PIECE_NUMBERS
+
     def blank(self, size: int) -> Tensor:
         """Give a batch of nobody, with pieces of nobody behind it."""
         lines = self.phase.blank(size - self.pieces * PIECE_NUMBERS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -18,17 +19,22 @@ from torch import Tensor
 from fsm_spec.executor.block import Layout
 from fsm_spec.executor.device.control import NO_WISHES, Wishes
 from fsm_spec.executor.device.grammars import Masks
-from fsm_spec.executor.device.graphs import Graphs, Progress, buckets
+from fsm_spec.executor.device.graphs import Graphs, Progress, Work, buckets
 from fsm_spec.executor.device.levels import levels_of
-from fsm_spec.executor.device.mailbox import Opening, row_width
+from fsm_spec.executor.device.mailbox import Opening
 from fsm_spec.executor.device.mixed import Mixed
+from fsm_spec.executor.device.peek import Peek
 from fsm_spec.executor.device.phase import Machine, Phase
-from fsm_spec.executor.device.pieces import PIECE_NUMBERS
+from fsm_spec.executor.device.pieces import PIECE_NUMBERS, most_pieces, piece_sizes
 from fsm_spec.executor.device.prefill import Chunks, Prefill
+from fsm_spec.policy import Policy
 from fsm_spec.table import Table
 from fsm_spec.tiers import Tiers
 
 Numbers = NDArray[np.int64]
+# Graphs of chunks in the forward of a phase, at most; a family that would have more runs chunks beside its phases. At
+# the quarter of a second that a capture is guessed to take, these are under two minutes of a start.
+MOST_MIXED = 400
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Letter:
 
     rows: int
     """rows of the mailbox"""
+    whole: bool
+    """whether a row says more than which pages a line holds"""
     lines: tuple[int, ...]
     """where requests begin"""
     taken: int
@@ -88,7 +96,7 @@ class Done:
 class Device:
     """Carry out orders on one machine; with `required`, work without a graph is refused."""
 
-    def __init__(self, tiers: Tiers, machine: Machine, *, required: bool = False) -> None:
+    def __init__(self, tiers: Tiers, machine: Machine, policy: Policy, *, required: bool = False) -> None:
         self.tiers = tiers
         self.machine = machine
         self.state = machine.state
@@ -96,20 +104,58 @@ class Device:
         self.prefills = {digest: Prefill(table, machine) for digest, table in self.tables.items()}
         sizes = buckets(self.state.sizes.lines)
         self.graphs = Graphs(machine.place, sizes, machine.weights.view, required=required)
-        self.opening = Opening(self.state)
+        self.openings = {whole: Opening(self.state, whole=whole) for whole in (False, True)}
+        self.mixes = policy.prefill.mixed
+        held = self.state.sizes
+        # By digest, the most pieces of a launch.
+        self.pieces = {
+            digest: most_pieces(policy.prefill.tokens, held.lines, held.text, prefill.piece_rows)
+            for digest, prefill in self.prefills.items()
+        }
         self._phases: dict[tuple[str, tuple[str, ...], Wishes], Phase] = {}
 
     def capture(self, progress: Progress | None = None) -> None:
-        """Capture the graphs of all phases of all tiers; raises UserError where one is required and refused."""
-        with torch.inference_mode():
-            self.graphs.capture_all([self.opening, *self.phases()], progress)
+        """Capture the graphs of all work that the host may order, for requests that ask for nothing special.
+
+        Raises UserError where one is required and refused.
+        """
+        with self.machine.place.active(), torch.inference_mode():
+            self.graphs.capture_all(self.works(), progress)
+
+    def works(self) -> list[tuple[Work, int]]:
+        """List mail, phases of all tiers, and chunks alone and in the forward of phases, each with all its sizes."""
+        sizes = self.graphs.sizes[::-1]
+        mixed = self._mixed()
+        self.mixes = self.mixes and len(mixed) * len(sizes) <= MOST_MIXED
+        found: list[tuple[Work, int]] = []
+        if self.mixes:
+            found += [(work, work.size(lines)) for work in mixed for lines in sizes]
+        for digest, prefill in self.prefills.items():
+            chunks = prefill.chunks(prefill.piece_rows)
+            found += [(chunks, number) for number in reversed(piece_sizes(self.pieces[digest]))]
+        others: list[Work] = [*self.phases(), *self.openings.values()]
+        found += [(work, lines) for work in others for lines in sizes]
+        return found
+
+    def _mixed(self) -> list[Mixed]:
+        """List the phases that can carry chunks, each with all numbers of pieces, most pieces first."""
+        return [
+            Mixed(phase, prefill.chunks(prefill.piece_rows), pieces)
+            for phase in self.phases()
+            if self.carries(phase)
+            for prefill in (self.prefills[phase.digest],)
+            for pieces in reversed(piece_sizes(self.pieces[phase.digest]))
+        ]
 
     def phases(self, wishes: Wishes = NO_WISHES) -> list[Phase]:
         """List the phases of all tiers: each state alone, and those of the target that a launch may meet together."""
         found: dict[tuple[str, tuple[str, ...]], Phase] = {}
         for table in self.tables.values():
             singles = [(state.name,) for state in table.states if state.forward is not None]
-            joined = [each for level in levels_of(table) for each in level]
+            met = [each for level in levels_of(table) for each in level]
+            joined = [
+                part for each in met for most in range(2, len(each) + 1) for part in combinations(each, most)
+            ]
             for states in (*singles, *joined):
                 found[table.digest, states] = self.phase(table, states, wishes)
         return list(found.values())
@@ -123,6 +169,10 @@ class Device:
 
     def run(self, order: Order) -> Done:
         """Carry out an order; nothing here waits."""
+        with self.machine.place.active():
+            return self._run(order)
+
+    def _run(self, order: Order) -> Done:
         letter, prefill = order.letter, self.prefills[order.digest]
         works = self._works(order)
         masks = [] if order.masks is None else [order.masks.lines, order.masks.words.reshape(-1)]
@@ -176,8 +226,9 @@ class Device:
         found = []
         for each in phases:
             phase = self.phase(table, each.states, each.wishes)
-            told = phase.peek(self.machine.place.upload(each.lines))
-            numbers = self.machine.place.download(torch.cat(told, 1))()
+            with self.machine.place.active():
+                told = self.graphs.run(Peek(phase), self.machine.place.upload(each.lines))
+                numbers = self.machine.place.download(torch.cat(told, 1))()
             widths = np.cumsum([part.shape[1] for part in told])[:-1]
             found.append(list(np.split(numbers, widths, axis=1)))
         return found
@@ -186,6 +237,15 @@ class Device:
         """Tell whether chunks may run in a phase's forward: it runs the target, on no weights of its own."""
         weights = self.machine.weights
         return phase.runs_target and weights.of(gated=phase.all_gated) is weights.model
+
+    def rides(self, chunks: Wishes, phase: Phase) -> bool:
+        """Tell whether chunks of requests with such wishes run in a phase's forward.
+
+        Where that takes a graph, only if both ask for nothing special: of each pair of wishes there would be as many
+        graphs again, captured while requests wait.
+        """
+        plain = chunks == phase.wishes == NO_WISHES
+        return self.mixes and (plain or not self.machine.place.graphs) and self.carries(phase)
 
     def _ran(self, work: Phase | Mixed | Chunks, given: Tensor) -> list[Tensor]:
         """Run work; its results are copied, since a graph of the same order may run once more."""
@@ -198,7 +258,8 @@ class Device:
         if len(returned):
             state.give_back(returned)
         if letter.rows:
-            self.graphs.run(self.opening, mail.view(letter.rows, row_width(state)))
+            opening = self.openings[letter.whole]
+            self.graphs.run(opening, mail.view(letter.rows, opening.width))
         taken = state.taken(letter.taken) if letter.taken else None
         if len(places):
             state.block_table.view(-1).index_copy_(0, places, pages.int())

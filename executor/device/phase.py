@@ -18,7 +18,7 @@ from torch.nn import functional
 from fsm_spec.executor.block import Layout
 from fsm_spec.executor.cache import PagedCache
 from fsm_spec.executor.device.control import NO_WISHES, Wishes, tokens_ahead
-from fsm_spec.executor.device.grammars import Asked, asking
+from fsm_spec.executor.device.grammars import Asked
 from fsm_spec.executor.device.operators import Ran, run_operators
 from fsm_spec.executor.device.place import Place
 from fsm_spec.executor.device.results import Form, pack
@@ -161,19 +161,6 @@ class Phase:
             rows = member.form.lay(scope, alive) if member.form.rows else _no_rows(lines)
             parts.append(Laid(member, scope, alive, rows))
         return parts
-
-    def peek(self, lines: Tensor) -> list[Tensor]:
-        """Tell, by state, the tokens in front of those that rows predict, as `grammars.py` reads it; nothing moves."""
-        found = []
-        for part in self.lay(lines):
-            form, rows = part.member.form, part.rows
-            told = [part.alive.unsqueeze(1)]
-            for operator in asking(form.plan):
-                own = form.readers[operator]
-                told += [rows.live[:, own], rows.positions[:, own] + form.ahead[own]]
-                told.append(tokens_ahead(form, rows, part.scope, own).flatten(1))
-            found.append(torch.cat([each.long() for each in told], 1))
-        return found
 
     def finish(self, parts: Sequence[Laid], logits: Tensor, hidden: Tensor | None) -> list[Tensor]:
         """Run the operators and the events behind a forward: logits [n, wanted, V], hidden states [n, R, width]."""

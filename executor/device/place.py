@@ -5,7 +5,8 @@ Both answer the same calls, so that everything above them is tested without a GP
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +39,9 @@ class Place(Protocol):
     device: torch.device
     graphs: bool
 
+    def active(self) -> AbstractContextManager[None]:
+        """Launch on this device what is inside; a thread begins with the first one."""
+
     def constant(self, values: NDArray[Any]) -> Tensor:
         """Make a tensor that never changes."""
 
@@ -60,6 +64,10 @@ class CpuPlace:
     def __init__(self, *, graphs: bool = False) -> None:
         self.device = torch.device("cpu")
         self.graphs = graphs
+
+    def active(self) -> AbstractContextManager[None]:
+        """Do nothing."""
+        return nullcontext()
 
     def constant(self, values: NDArray[Any]) -> Tensor:
         """Copy values."""
@@ -91,13 +99,22 @@ class CudaPlace:
     """Run on a GPU of CUDA: pinned buffers, one stream, graphs that share a pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        # With its number, as tensors name it.
+        self.device = torch.device("cuda", device.index or 0)
         self.graphs = True
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all captures: for each stream cuBLAS keeps a workspace, on Hopper of 32 MB.
+        self._side = torch.cuda.Stream(self.device)
 
     def __reduce__(self) -> tuple[type[CudaPlace], tuple[torch.device]]:
         """Travel to another process as the name of a device."""
         return type(self), (self.device,)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Launch on this device what is inside: Triton and events ask for the device of the thread."""
+        with torch.cuda.device(self.device):
+            yield
 
     def constant(self, values: NDArray[Any]) -> Tensor:
         """Copy values to the device."""
@@ -112,7 +129,7 @@ class CudaPlace:
         host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
         host.copy_(packed, non_blocking=True)
         done = torch.cuda.Event()
-        done.record()
+        done.record(torch.cuda.current_stream(self.device))
 
         def wait() -> Numbers:
             done.synchronize()
@@ -122,25 +139,49 @@ class CudaPlace:
         return wait
 
     def capture(self, call: Call) -> Graph:
-        """Capture a CUDA graph; raises CaptureRefused."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
+        """Capture a CUDA graph; raises CaptureRefused, and UserError where its memory is missing.
+
+        What kernels are compiled and which libraries wake is the warm-ups' affair: neither may happen in a capture.
+        """
+        present = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            self._side.wait_stream(present)
+            with torch.cuda.stream(self._side):
+                for _ in range(_WARM_UPS):
+                    call()
+            present.wait_stream(self._side)
+            # Other threads may wait for the device meanwhile. The outer block brings the stream back where the inner
+            # one fails at its end, as a capture does that was refused.
+            with (
+                torch.cuda.stream(present),
+                torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
+                ),
+            ):
                 outputs = call()
         except RuntimeError as error:
-            raise CaptureRefused(str(error).partition("\n")[0]) from None
+            first = _first(error)
+            if isinstance(first, torch.OutOfMemoryError):
+                raise UserError(
+                    "graphs need more memory than the device has left; lower --pages, or let fewer requests run"
+                ) from None
+            # What is left of the pool is of a capture that never ended.
+            self._pool = torch.cuda.graph_pool_handle()
+            raise CaptureRefused(str(first).partition("\n")[0]) from None
         return Graph(graph.replay, outputs)
 
     def spare_bytes(self) -> int | None:
         """Tell how much memory is free."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return int(free)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Give what went wrong first: the end of a failed capture only says that it failed."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def find_place(wanted: str, *, graphs: bool = False) -> Place:

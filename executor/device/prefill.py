@@ -7,6 +7,7 @@ request's pages. So the shape of a launch is the number of its pieces, however m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from fsm_spec import life_cycle
 from fsm_spec.executor.device.control import NO_WISHES, Wishes, shaped_first
 from fsm_spec.executor.device.phase import Machine
-from fsm_spec.executor.device.pieces import PIECE_NUMBERS, PIECE_ROWS, row_bucket
+from fsm_spec.executor.device.pieces import PIECE_NUMBERS, PIECE_ROWS, row_bucket, rows_for
 from fsm_spec.executor.device.results import Form, pack
 from fsm_spec.executor.device.scope import DeviceScope, namespace
 from fsm_spec.executor.device.scores import PROMPT, ScoredRows, ScoreForm, pack_scores, score_form
@@ -50,9 +51,16 @@ class Prefill:
 
     @property
     def piece_rows(self) -> int:
-        """Give the rows of a piece: whole blocks."""
+        """Give the rows of a piece where graphs hold them: whole blocks."""
         unit = self.table.prefill_block
         return -(-PIECE_ROWS // unit) * unit
+
+    def rows_of(self, chunks: Sequence[Chunk]) -> int:
+        """Give the rows of the pieces of chunks that run together: on a CPU without tapes those that cost least."""
+        if self.machine.place.graphs or self.machine.state.device.type != "cpu":
+            return self.piece_rows
+        unit = self.table.prefill_block
+        return rows_for([chunk.start % unit + chunk.tokens for chunk in chunks], unit)
 
     def alone(self, chunk: Chunk) -> int:
         """Give the rows that hold a chunk in one piece, with the block in whose middle it may begin."""

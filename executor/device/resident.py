@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,8 @@ from fsm_spec.policy import Policy, Pool, most_headroom
 from fsm_spec.table import Table
 from fsm_spec.tiers import Tiers
 
+# A GPU's grids have so many programs along their second axis: there stand requests times KV heads.
+MOST_PROGRAMS = 65_535
 # What is left of a device's memory is for graphs, activations and the state of requests.
 _KV_SHARE = 0.8
 
@@ -85,6 +87,7 @@ class Resident:
         drafting = {name: DraftModel(each, None) for name, each in drafters.items()}
         capture = captured_layers(tiers.largest, drafting)
         lines = min(policy.max_running, self.lines or policy.max_running)
+        _refuse_heads(lines, [model, *drafters.values()])
         sizes = replace(_sizes(tiers, policy, pool, model, drafters, len(capture)), lines=lines)
         if place.device.type != "cpu":
             held = bytes_of((model, dict(drafters)))
@@ -112,7 +115,7 @@ class Resident:
             vocabulary=model.config.vocab,
             attention=self.attention,
         )
-        return Device(tiers, machine, required=self.require_graphs)
+        return Device(tiers, machine, policy, required=self.require_graphs)
 
     def spare_bytes(self, model: Transformer) -> int | None:
         """Tell how much memory of the device KV may take beside a model; None where that is not known."""
@@ -161,6 +164,16 @@ def resident_of(
     return Resident(
         find_place(device, graphs=require_graphs), require_graphs, lines=lines, attention=attention
     )
+
+
+def _refuse_heads(lines: int, models: Sequence[Transformer | Drafter]) -> None:
+    """Raise UserError where a launch of attention would have more programs along an axis than a GPU takes."""
+    most = MOST_PROGRAMS // max(each.config.kv_heads for each in models)
+    if lines > most:
+        raise UserError(
+            f"the policy lets {lines} requests run at once, and this model's attention takes {most} in a launch; "
+            "lower max_running"
+        )
 
 
 def _sizes(

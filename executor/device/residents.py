@@ -98,6 +98,7 @@ class Residents:
     def letter(self) -> tuple[Letter, Taken]:
         """Empty the mailbox into a letter; say who takes pages by it."""
         rows = self.graphs.bucket(len(self._mail.entries)) if self._mail.entries else 0
+        whole = self._mail.whole
         mail, taken = self._mail.pack(self.state, rows)
         newcomers = self._mail.newcomers
         heads = (
@@ -113,7 +114,7 @@ class Residents:
         self.pages.returned.clear()
         self.pages.written.clear()
         count = sum(taken.counts) if self.prefixes is not None else 0
-        return Letter(rows, tuple(newcomers), count, (*heads, *texts, *asked)), taken
+        return Letter(rows, whole, tuple(newcomers), count, (*heads, *texts, *asked)), taken
 
     def _written(self) -> tuple[Numbers, Numbers]:
         """Give the places of block tables that change, and their pages; those of who has left do not matter."""

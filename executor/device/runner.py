@@ -276,35 +276,44 @@ class DeviceRunner:
             if scores is None or not scores.wants_prompt:
                 plain.append(chunk)
                 continue
-            order, numbers = self._pieces([chunk], self.prefill.alone(chunk), None, prompt=True)
+            ((order, numbers),) = self._pieces([chunk], self.prefill.alone(chunk), (), prompt=True)
             orders.append(order)
             riding.append(numbers)
         if plain:
-            order, numbers = self._pieces(plain, self.prefill.piece_rows, self._carrier(phases), prompt=False)
-            orders.insert(0, order)
-            riding.insert(0, numbers)
+            ordered = self._pieces(plain, self.prefill.rows_of(plain), phases, prompt=False)
+            orders[:0] = [order for order, _ in ordered]
+            riding[:0] = [numbers for _, numbers in ordered]
         return tuple(orders), riding
 
-    def _carrier(self, phases: Sequence[PhaseOrder]) -> int | None:
-        """Find the number of the first phase in whose forward chunks may run."""
+    def _carrier(self, wishes: Wishes, phases: Sequence[PhaseOrder]) -> int | None:
+        """Find the number of the first phase in whose forward chunks with such wishes run."""
         for number, each in enumerate(phases):
-            if self.device.carries(self.device.phase(self.table, each.states, each.wishes)):
+            if self.device.rides(wishes, self.device.phase(self.table, each.states, each.wishes)):
                 return number
         return None
 
     def _pieces(
-        self, chunks: Sequence[Chunk], rows: int, rides: int | None, *, prompt: bool
-    ) -> tuple[ChunkOrder, Numbers]:
-        """Order chunks in pieces of so many rows -> the order, and the requests of its pieces."""
-        unit = self.table.prefill_block
-        pieces, numbers = [], []
+        self, chunks: Sequence[Chunk], rows: int, phases: Sequence[PhaseOrder], *, prompt: bool
+    ) -> list[tuple[ChunkOrder, Numbers]]:
+        """Order chunks in pieces of so many rows -> orders, each with the requests of its pieces.
+
+        The first one rides with a phase, where one of `phases` carries it; the pieces beyond those that a launch may
+        have run behind it.
+        """
+        pieces: list[tuple[int, ...]] = []
+        numbers: list[int] = []
         for chunk in chunks:
-            own = pieces_of(chunk, self.residents.lines[chunk.request], rows, unit)
+            own = pieces_of(chunk, self.residents.lines[chunk.request], rows, self.table.prefill_block)
             pieces += own
             numbers += [NOBODY] * (len(own) - 1) + [chunk.request]
         wishes = self._wishes(np.array([chunk.request for chunk in chunks], np.int64))
-        given = piece_numbers(pieces, self.state.padding)
-        return ChunkOrder(rows, wishes, prompt, given, rides), np.array(numbers, np.int64)
+        rides, most = self._carrier(wishes, phases), self.device.pieces[self.table.digest]
+        orders = []
+        for first in range(0, len(pieces), most):
+            given = piece_numbers(pieces[first : first + most], self.state.padding)
+            order = ChunkOrder(rows, wishes, prompt, given, None if first else rides)
+            orders.append((order, np.array(numbers[first : first + most], np.int64)))
+        return orders
 
     def receive(self, ticket: Ticket) -> Iterator[Results]:
         """Wait for a launch, and give the results of its events in order, without requests that were dead.

@@ -15,7 +15,6 @@ from fsm_spec.errors import UserError
 from fsm_spec.executor.adapter import bundled_adapter, load_adapter, refuse_adapter_alone
 from fsm_spec.executor.models.config import ModelConfig, read_config, read_json, read_names
 from fsm_spec.executor.models.fp8 import STORED, Fp8Weight, read_block, read_scaled
-from fsm_spec.executor.models.int8 import Int8Transformer
 from fsm_spec.executor.models.store import Progress, converted, resolve, silent
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.executor.tokenizer import Tokenizer
@@ -70,7 +69,11 @@ def load_model(
     if adapter is None and gated:
         adapter = bundled_adapter(folder)
     with SafetensorsFolder(folder) as weights:
-        kind = Int8Transformer if int8 else Transformer
+        kind: type[Transformer] = Transformer
+        if int8:
+            from fsm_spec.executor.models.int8 import Int8Transformer  # noqa: PLC0415 -- it alone needs numba
+
+            kind = Int8Transformer
         transformer = kind(config, weights, dtype, read_names(folder))
     if adapter is not None:
         transformer.adapter = load_adapter(adapter, config, transformer.rows_dtype)

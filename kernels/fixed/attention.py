@@ -104,9 +104,12 @@ def paged_attention_fixed(
     # Weight 0 times NaN is NaN, so what no row sees is cleared.
     read = torch.where(seen.any(1)[:, :, None, None, None], read, 0)
     keys, values = read.permute(2, 0, 3, 1, 4).unbind(0)
+    # Heads that share K and V are lines of one product: as a dimension of their own they would be copied for each.
     lines = query.to(wide).unflatten(2, (kv_heads, heads // kv_heads)).permute(0, 2, 3, 1, 4)
-    scores = torch.matmul(lines, keys.unsqueeze(2).transpose(3, 4))
-    hidden = ~seen[:, None, None]
-    weights = scores.masked_fill(hidden, HIDDEN).softmax(-1).masked_fill(hidden, 0)
-    out = torch.matmul(weights, values.unsqueeze(2))
-    return out.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, head_dim).to(query.dtype).contiguous()
+    scores = torch.matmul(lines.flatten(2, 3), keys.transpose(2, 3)).unflatten(2, lines.shape[2:4])
+    scores.add_(torch.where(seen, 0, HIDDEN).to(wide)[:, None, None])
+    out = torch.matmul(scores.softmax(-1).flatten(2, 3), values).unflatten(2, lines.shape[2:4])
+    # A hidden slot weighs exp(HIDDEN), which is 0, but where a row sees none.
+    out = out.masked_fill(~seen.any(2)[:, None, None, :, None], 0)
+    result: Tensor = out.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, head_dim).to(query.dtype)
+    return result.contiguous()

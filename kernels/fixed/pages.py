@@ -41,6 +41,8 @@ def _(
 ) -> None:
     from fsm_spec.kernels.triton import pages as kernels  # noqa: PLC0415 -- a CPU needs no Triton
 
+    # The kernel reads them side by side, whatever they were cut from.
+    lines, stays, starts, want = (each.contiguous() for each in (lines, stays, starts, want))
     kernels.resize_pages(lines, stays, starts, want, held, block_table, free, free_count)
 
 

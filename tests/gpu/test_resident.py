@@ -18,7 +18,7 @@ from fsm_spec.executor.models.random import tiny_model
 from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.load import load
-from fsm_spec.policy import Policy, Pool
+from fsm_spec.policy import Policy, Pool, Prefill
 
 TOKENS = 24
 SPECS = ("ar", "isd_gated", "linear_spec", "ngram", "uno_tree", "sdar", "draft_lm", "eagle3")
@@ -39,7 +39,8 @@ def tokens_of(spec: str, place: Place, *, lag: int = 0, graphs: bool = False) ->
         table,
         model,
         pool=Pool(60, 16),
-        policy=Policy(max_running=4, lag=lag),
+        # Few tokens an iteration: chunks of 1 to 6 pieces, alone and with decode rows, each a graph.
+        policy=Policy(max_running=4, lag=lag, prefill=Prefill(tokens=64)),
         drafters=random_drafters(table, model),
         resident=Resident(place, graphs, fuse=False),
     )

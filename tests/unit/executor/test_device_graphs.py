@@ -26,7 +26,7 @@ from fsm_spec.executor.models.random_drafters import random_drafters
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.kernels.law import SamplingParams
 from fsm_spec.load import load
-from fsm_spec.policy import Policy, Pool
+from fsm_spec.policy import Policy, Pool, Prefill
 
 TOKENS = 8
 SAMPLED = SamplingParams(0.9, 12, 0.95)
@@ -95,26 +95,90 @@ def test_a_replay_is_the_call_bit_for_bit(spec: str, model: Transformer) -> None
     assert [] == [name for name in expected if not torch.equal(expected[name], found[name])]
 
 
+class Listing(CpuPlace):
+    """Know what would be captured; a replay is the call itself."""
+
+    def __init__(self) -> None:
+        super().__init__(graphs=True)
+
+    def capture(self, call: Callable[[], list[torch.Tensor]]) -> Graph:
+        """Capture nothing."""
+        outputs: list[torch.Tensor] = []
+
+        def replay() -> None:
+            outputs[:] = call()
+
+        return Graph(replay, outputs)
+
+
 def test_each_phase_and_size_has_a_graph_of_its_own(model: Transformer) -> None:
     """Draft and verify at each batch size stand side by side, and none is captured twice (13.5, G4)."""
-    session, runner = session_of("linear_spec", model, Resident(CpuPlace(graphs=True)), lines=2, prompts=1)
+    session, runner = session_of("linear_spec", model, Resident(Listing()), lines=2, prompts=1)
     told: list[tuple[str, int, int]] = []
     runner.capture(lambda *report: told.append(report))
     keys = runner.graphs.held
-    assert {("mail",), ("draft",), ("verify",)} == {key.states for key in keys}
-    assert {1, 2} == {key.bucket for key in keys}
-    assert len(keys) == len(set(keys)) == runner.graphs.captured == told[-1][2] == 6
+    phases = {("mail",), ("draft",), ("verify",)}
+    assert phases | {("prefill",), ("draft", "prefill"), ("verify", "prefill")} == {k.states for k in keys}
+    assert {1, 2} == {key.bucket for key in keys if key.states in phases}
+    # Mail of pages alone and all other, and chunks of 1, 2, 3, ..., 12 pieces: two texts of 161 tokens at most.
+    pieces = [1, 2, 3, 4, 6, 8, 12]
+    assert pieces == sorted(key.bucket for key in keys if key.states == ("prefill",))
+    assert len(keys) == len(set(keys)) == told[-1][2] == 2 * (4 + 2 * len(pieces)) + len(pieces)
     session.iterate()
     add(session, 2)
     outputs(session)
-    # Chunks in a number of pieces that was not met before are captured when they come, alone and with a phase.
-    later = [key for key in runner.graphs.held if key not in keys]
-    assert {("prefill",), ("draft", "prefill")} == {key.states for key in later}
-    assert (
-        len(later)
-        == runner.graphs.captured - 6
-        == len({(key.states, key.bucket, key.variant) for key in later})
+    assert len(keys) == runner.graphs.captured
+    assert 0 == runner.graphs.eager < runner.graphs.replayed
+
+
+# States that are met alone, in pairs and all together; blocks of rows that see each other; a chain of launches.
+MET = ("uno_adaptive", "sdar", "isd", "eagle3")
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("spec", MET)
+def test_nothing_is_captured_once_requests_come(spec: str, lag: int, model: Transformer) -> None:
+    """A late capture would let everybody wait: chunks of many prompts or long ones, alone and with decode rows."""
+    table = compile_table(load(spec).spec, sizes(spec, 4))
+    session = Session(
+        table,
+        model,
+        pool=Pool(60, 4),
+        policy=Policy(max_running=3, prefill=Prefill(tokens=40), lag=lag),
+        drafters=random_drafters(table, model),
+        resident=Resident(Listing(), require_graphs=True),
     )
+    runner = session.runner
+    assert isinstance(runner, DeviceRunner)
+    runner.capture()
+    before = runner.graphs.captured
+    add(session, 7)
+    session.run()
+    assert before == runner.graphs.captured
+    assert 0 == runner.graphs.eager < runner.graphs.replayed
+    # A policy that is switched to may cut longer chunks: they run in more launches.
+    session.switch(Policy(max_running=3, prefill=Prefill(tokens=400), lag=lag))
+    source = random.Random(4)
+    for length in (90, 20, 70):
+        session.add([source.randrange(1, 46) for _ in range(length)], Options(2))
+    session.run()
+    assert before == runner.graphs.captured
+
+
+def test_too_many_graphs_of_chunks_with_phases_are_not_made(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks then run beside the phases: no graph is captured late, and none is left out."""
+    monkeypatch.setattr("fsm_spec.executor.device.orders.MOST_MIXED", 3)
+    expected = outputs(session_of("linear_spec", model, Resident(CpuPlace()))[0])
+    session, runner = session_of("linear_spec", model, Resident(Listing(), require_graphs=True), prompts=0)
+    runner.capture()
+    before = runner.graphs.held
+    assert {("mail",), ("draft",), ("verify",), ("prefill",)} == {key.states for key in before}
+    add(session, 3)
+    assert expected == outputs(session)
+    assert before == runner.graphs.held
+    assert 0 == runner.graphs.eager
 
 
 @pytest.mark.parametrize(("spec", "state", "launches"), [("uno_adaptive", "verify", 1), ("isd", "verify", 2)])
@@ -132,7 +196,7 @@ def test_rows_that_emit_alike_take_one_launch(
 
 def test_capture_changes_nothing(model: Transformer) -> None:
     """Graphs are captured on lines that are nobody's, while others may live."""
-    session, runner = session_of("isd", model, Resident(CpuPlace(graphs=True)))
+    session, runner = session_of("isd", model, Resident(CpuPlace(graphs=True)), lines=1, prompts=1)
     session.iterate()
     before = {name: values.clone() for name, values in tensors(runner).items()}
     runner.capture()

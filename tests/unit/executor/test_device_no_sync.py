@@ -19,6 +19,7 @@ from fsm_spec.executor.device import resident
 from fsm_spec.executor.device.control import Wishes
 from fsm_spec.executor.device.mailbox import Opening
 from fsm_spec.executor.device.mixed import Mixed
+from fsm_spec.executor.device.peek import Peek
 from fsm_spec.executor.device.pieces import PIECE_NUMBERS
 from fsm_spec.executor.device.place import CpuPlace
 from fsm_spec.executor.device.resident import Resident
@@ -92,8 +93,9 @@ def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch)
             tiers_of(table, policy), model, drafters, Pool(20, 8), policy, mask_id=47
         )
         lines = torch.empty(LINES, dtype=torch.int64, device="cuda")
-        opening = Opening(runner.state)
-        opening(opening.blank(LINES))
+        for whole in (False, True):
+            opening = Opening(runner.state, whole=whole)
+            opening(opening.blank(LINES))
         for phase in runner.device.phases():
             packed = phase(lines)
             assert [LINES] * len(packed) == [len(each) for each in packed]
@@ -103,9 +105,8 @@ def test_a_round_stays_on_the_device(spec: str, monkeypatch: pytest.MonkeyPatch)
             lines, torch.empty(LINES, runner.device.mask_rows, 1, dtype=torch.int64, device="cuda")
         )
         for phase in runner.device.phases(asked):
-            assert (
-                {LINES} == {len(each) for each in phase(lines)} == {len(each) for each in phase.peek(lines)}
-            )
+            told = Peek(phase)(lines)
+            assert {LINES} == {len(each) for each in phase(lines)} == {len(each) for each in told}
         for work in (runner.prefill.chunks(4), runner.prefill.chunks(6, asked, prompt=asked.scores)):
             assert {LINES} == {len(each) for each in work(work.blank(LINES))}
         carrying = [phase for phase in runner.device.phases(asked) if runner.device.carries(phase)]

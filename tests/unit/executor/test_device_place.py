@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
-from fsm_spec.executor.device.place import CpuPlace, find_place, require_bytes
+from fsm_spec.executor.device.place import CpuPlace, CudaPlace, find_place, require_bytes
 from fsm_spec.executor.device.resident import Resident, resident_of
+from fsm_spec.executor.device.tape import CaptureRefused
 from fsm_spec.executor.device.weights import bytes_of, moved
 from fsm_spec.executor.generate import Options, Session
 from fsm_spec.executor.models.random import tiny_model
@@ -123,6 +128,73 @@ def test_a_policy_beyond_the_lines_is_refused() -> None:
         run.switch(Policy(max_running=2, lag=1))
     run.switch(Policy(max_running=1))
     assert 1 == run.engine.policy.max_running
+
+
+def test_more_requests_than_a_grid_has_programs_are_refused() -> None:
+    """A launch would fail on a GPU: requests times KV heads stand along one axis of it."""
+    with pytest.raises(UserError, match="takes 32767 in a launch; lower max_running"):
+        session(Policy(max_running=32_768))
+
+
+class _Graph:
+    """Stand in for `torch.cuda.graph`, which leaves its stream current where its end fails."""
+
+    def __init__(self, streams: SimpleNamespace, stream: str) -> None:
+        self.streams, self.stream = streams, stream
+
+    def __enter__(self) -> None:
+        self.before, self.streams.current = self.streams.current, self.stream
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        self.streams.current = self.before
+
+
+def test_a_refused_capture_says_why_and_leaves_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What went wrong first is the reason, and what runs behind it runs where it did before; no memory is an error."""
+    streams = SimpleNamespace(current="main")
+
+    class Side(str):
+        __slots__ = ()
+
+        def wait_stream(self, _: object) -> None:
+            """Do nothing."""
+
+    @contextmanager
+    def stream(wanted: str) -> Iterator[None]:
+        before, streams.current = streams.current, wanted
+        try:
+            yield
+        finally:
+            streams.current = before
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: Side("side"))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Side(streams.current))
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, stream, **__: _Graph(streams, stream))
+    place = CudaPlace(torch.device("cuda"))
+    seen: list[str] = []
+
+    def call(error: Exception | None) -> list[torch.Tensor]:
+        seen.append(streams.current)
+        if error is not None and len(seen) > 2:
+            raise error
+        return []
+
+    assert [] == place.capture(lambda: call(None)).outputs
+    assert (["side"] * 3, "main") == (seen, streams.current)
+    seen.clear()
+    pool = place._pool
+    with pytest.raises(CaptureRefused, match="operation not permitted"):
+        place.capture(lambda: call(RuntimeError("operation not permitted when stream is capturing\nMore.")))
+    assert "main" == streams.current
+    assert pool is not place._pool
+    seen.clear()
+    with pytest.raises(UserError, match="lower --pages"):
+        place.capture(lambda: call(torch.OutOfMemoryError("CUDA out of memory")))
 
 
 def test_a_moved_model_shares_what_was_shared() -> None:

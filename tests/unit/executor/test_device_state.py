@@ -13,7 +13,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.block import ancestors as ancestors_of_one
 from fsm_spec.executor.device.levels import levels_of
-from fsm_spec.executor.device.pieces import pieces_of, row_bucket
+from fsm_spec.executor.device.pieces import most_pieces, piece_sizes, pieces_of, row_bucket, rows_for
 from fsm_spec.executor.device.rows import ancestors
 from fsm_spec.executor.device.state import DeviceState, Sizes
 from fsm_spec.language.expression import evaluate
@@ -131,6 +131,26 @@ def test_rows_of_chunks_are_of_few_sizes() -> None:
     sizes = {rows: row_bucket(rows) for rows in range(1, 2049)}
     assert all(rows <= size <= max(rows * 3 // 2, 1) for rows, size in sizes.items())
     assert 12 == len({size for rows, size in sizes.items() if rows <= 64})
+
+
+def test_a_launch_has_few_numbers_of_pieces() -> None:
+    """No more than requests and tokens can need, and never more than 64: each number is a graph of each phase."""
+    assert [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64] == piece_sizes(most_pieces(2048, 256, 131_072, 32))
+    assert 64 == most_pieces(100_000, 1, 131_072, 32)
+    assert (1, 3, 12) == (
+        most_pieces(2048, 1, 20, 32),
+        most_pieces(40, 2, 900, 32),
+        most_pieces(2048, 2, 161, 32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows"), [([1], 32), ([33], 64), ([1500], 1536), ([5, 7, 2000], 128), ([40] * 30, 64)]
+)
+def test_where_shapes_are_free_pieces_are_long_and_full(lengths: list[int], rows: int) -> None:
+    """A long prompt is one piece; short ones beside it do not take rows that its length asks for."""
+    assert rows == rows_for(lengths, 1)
+    assert 0 == rows_for(lengths, 24) % 24 <= rows_for(lengths, 24) - rows
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsm_spec.executor.models.config import Experts
-from fsm_spec.executor.models.experts import mix_experts, run_by_expert, run_by_row
+from fsm_spec.executor.models.experts import mix_experts, run_all, run_by_expert, run_by_row
 
 HIDDEN, FFN, COUNT = 12, 10, 6
 
@@ -66,27 +66,29 @@ def test_bfloat16_rows_are_weighed_and_added_in_float32() -> None:
     torch.testing.assert_close(got.double(), wide, rtol=0.05, atol=0.5)
 
 
-def test_both_orders_of_work_give_the_same() -> None:
+@pytest.mark.parametrize("count", [1, 7, 300])
+def test_all_orders_of_work_give_the_same(count: int) -> None:
     """What a device runs, without counts on the host, is what a CPU runs."""
     _, gate_up, down = weights()
     generator = torch.Generator().manual_seed(6)
-    rows = torch.randn(7, HIDDEN, generator=generator, dtype=torch.float64)
-    shares, chosen = torch.rand(7, COUNT, generator=generator, dtype=torch.float64).topk(3)
-    torch.testing.assert_close(
-        run_by_row(rows, gate_up, down, shares, chosen), run_by_expert(rows, gate_up, down, shares, chosen)
-    )
+    rows = torch.randn(count, HIDDEN, generator=generator, dtype=torch.float64)
+    shares, chosen = torch.rand(count, COUNT, generator=generator, dtype=torch.float64).topk(3)
+    expected = run_by_expert(rows, gate_up, down, shares, chosen)
+    for run in (run_by_row, run_all):
+        torch.testing.assert_close(run(rows, gate_up, down, shares, chosen), expected)
 
 
-def test_a_device_waits_for_no_count() -> None:
+@pytest.mark.parametrize("count", [2, 500])
+def test_a_device_waits_for_no_count(count: int) -> None:
     """On a device the layer is traced without data, which anything that reads a value would break."""
     experts = Experts(COUNT, 2, FFN, normalised=True, layers=frozenset({0}))
     with FakeTensorMode():
-        shapes = ((5, HIDDEN), (COUNT, HIDDEN), (COUNT, 2 * FFN, HIDDEN), (COUNT, HIDDEN, FFN))
+        shapes = ((count, HIDDEN), (COUNT, HIDDEN), (COUNT, 2 * FFN, HIDDEN), (COUNT, HIDDEN, FFN))
         rows, router, gate_up, down = (
             torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes
         )
         out = mix_experts(rows, router, gate_up, down, experts)
-    assert ((5, HIDDEN), torch.float32, "cuda") == (out.shape, out.dtype, out.device.type)
+    assert ((count, HIDDEN), torch.float32, "cuda") == (out.shape, out.dtype, out.device.type)
 
 
 def test_no_rows_are_no_work() -> None:
