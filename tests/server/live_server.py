@@ -57,7 +57,8 @@ SERVING: dict[str, Any] = {
     "dtype": "float32",
     "params": {},
     "policy": "holdback",
-    "pages": None,
+    # Left to itself a server takes up to 4 GiB, and a few of them in one process all memory of the machine.
+    "pages": 800,
     "page_size": 4,
     "max_model_len": None,
     "max_running": None,

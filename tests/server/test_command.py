@@ -12,6 +12,7 @@ from fsm_spec.cli import application
 from fsm_spec.errors import UserError
 from fsm_spec.executor.command import trace_file
 from fsm_spec.executor.models.load import SafetensorsFolder
+from fsm_spec.executor.server import command
 from fsm_spec.executor.server.command import Serving, build, judge
 from fsm_spec.load import load
 from fsm_spec.replay import replay
@@ -93,6 +94,13 @@ def test_synthetic_acceptance_is_told_to_whoever_asks(serve: Serve, server: Runn
             "a grammar cannot be kept" in refused.json()["error"]["message"],
         )
     assert "synthetic" not in server.http.get("/v1/models").json()["data"][0]
+
+
+def test_a_pool_takes_its_share_of_the_memory(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --pages it is a quarter of what is free, but no more than a bound: a page of this model has 1 KiB."""
+    monkeypatch.setattr(command, "_MOST_KV", 2**20)
+    with serve("ar", pages=None) as running:
+        assert {"pages": 1024, "page_size": 4} == running.http.get("/v1/fsm").json()["pool"]
 
 
 def test_the_fingerprint_changes_with_what_answers_depend_on(serve: Serve, server: Running) -> None:
