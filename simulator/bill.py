@@ -41,6 +41,8 @@ class Bill:
     bandwidth_utilisation: float
     energy_kj: float
     energy_j_token: float | None
+    steady_tok_s: float | None
+    """See `steady_tok_s`; of a run by the clock on one replica."""
     price_per_million: float | None
 
     def to_dict(self) -> dict[str, object]:
@@ -59,6 +61,7 @@ class Bill:
             "bandwidth_utilisation": self.bandwidth_utilisation,
             "energy_kj": self.energy_kj,
             "energy_j_token": self.energy_j_token,
+            "steady_tok_s": self.steady_tok_s,
             "price_per_million_tokens": self.price_per_million,
         }
 
@@ -69,10 +72,13 @@ def bill(
     slos: Sequence[Slo] = (),
     price_per_gpu_hour: float | None = None,
     paid_s: float | None = None,
+    *,
+    by_clock: bool = False,
 ) -> Bill:
     """Return what a run cost; goodput only with limits, money only with a price.
 
-    `paid_s` are the seconds of all replicas together; those of one are the run's.
+    `paid_s` are the seconds of all replicas together; those of one are the run's. Of one replica whose requests arrive
+    `by_clock` the price is that of its steady part, where it has one.
     """
     summary, usage, gpus = results.summary, results.usage, cost.tensor_parallel
     parts, duration = usage.parts, summary.duration_s
@@ -86,7 +92,9 @@ def bill(
     peak, bandwidth = cost.constants[roofline.BLOCKS_PEAK], cost.constants[roofline.BANDWIDTH]
     full_s = min(busy_s, max(flops / peak, size / bandwidth))
     energy = energy_joules(cost.hardware, gpus, seconds, busy_s, full_s)
-    per_gpu = summary.emitted_tokens / (seconds * gpus) if seconds > 0 else 0.0
+    steady = steady_tok_s(results) if by_clock and paid_s is None else None
+    whole = summary.emitted_tokens / seconds if seconds > 0 else 0.0
+    per_gpu = (whole if steady is None else steady) / gpus
     return Bill(
         _bursts(results.rows) if results.rows is not None else Latency(0, 0, 0, 0, 0, 0, 0),
         round(goodput(results.rows, slos, duration), 6) if slos and results.rows is not None else None,
@@ -102,6 +110,7 @@ def bill(
         round(size / bandwidth / seconds, 4) if seconds > 0 else 0.0,
         round(energy / 1e3, 3),
         round(energy / summary.emitted_tokens, 4) if summary.emitted_tokens else None,
+        None if steady is None else round(steady, 3),
         price_per_million(price_per_gpu_hour, per_gpu) if price_per_gpu_hour is not None else None,
     )
 
@@ -137,17 +146,49 @@ def _drafts(
     return found[0], found[1], found[2], found[3]
 
 
+def steady_tok_s(results: Results) -> float | None:
+    """Return emitted tokens a second while requests came and went; None where the run has no such part.
+
+    It begins when a request that came first has had the time that requests take, and ends with the last arrival: before
+    it the machine fills, after it nobody comes, and both would make a short run look slow.
+    """
+    log = results.rows
+    if log is None or not log.finished.any():
+        return None
+    takes_ns = int(results.summary.e2e_ms.mean * 1e6)
+    start, end = int(log.arrival_ns.min()) + takes_ns, int(log.arrival_ns.max())
+    return results.timeline.rate_between("tokens", start, end) if end - start > takes_ns else None
+
+
 def without_warm_up(results: Results, warm_up_s: float) -> Results:
     """Return results whose latencies and throughput leave out requests that arrived before `warm_up_s`."""
-    log, start = results.log, round(warm_up_s * 1e9)
-    late = log.arrival_ns >= start
-    kept = RequestLog(log.arrival_ns[late], log.prompt[late])
-    for name, column in vars(log).items():
-        if isinstance(column, np.ndarray):
-            setattr(kept, name, column[late])
+    late = results.log.arrival_ns >= round(warm_up_s * 1e9)
     if late.all():
         raise UserError(f"no request arrived in the first {warm_up_s:g} s; leave out --warm-up, or give more")
     if not late.any():
         raise UserError(f"every request arrived in the first {warm_up_s:g} s; give a shorter --warm-up")
+    return _only(results, late)
+
+
+def warmed(requests: int, share: float) -> int:
+    """Return how many requests are a warm-up of that share; at least one is left."""
+    return min(int(requests * share), requests - 1)
+
+
+def without_first(results: Results, share: float) -> Results:
+    """Return results whose latencies and throughput leave out that share of the requests, the first to arrive."""
+    order = np.argsort(results.log.arrival_ns, kind="stable")
+    late = np.ones(len(order), np.bool_)
+    late[order[: warmed(len(order), share)]] = False
+    return _only(results, late)
+
+
+def _only(results: Results, counted: NDArray[np.bool_]) -> Results:
+    """Return results of these requests alone."""
+    log = results.log
+    kept = RequestLog(log.arrival_ns[counted], log.prompt[counted])
+    for name, column in vars(log).items():
+        if isinstance(column, np.ndarray):
+            setattr(kept, name, column[counted])
     summary = summarise(kept, results.timeline.now_ns, results.summary.kv)
     return replace(results, summary=summary, rows=kept)

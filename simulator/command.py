@@ -239,7 +239,8 @@ def _run_all(prepared: Sequence[Prepared], wanted: Wanted) -> list[Run]:
                 seconds = time.perf_counter() - compiled, compiled - start
             if wanted.warm_up_s:
                 results = without_warm_up(results, wanted.warm_up_s)
-            found = bill(results, each.cost, wanted.slos, wanted.price)
+            by_clock = not each.requests.concurrency
+            found = bill(results, each.cost, wanted.slos, wanted.price, by_clock=by_clock)
             runs.append(Run(each, results, *seconds, found, _confidence(each, wanted), rounds, wanted.slos))
     return runs
 

@@ -46,11 +46,14 @@ def _rates(document: dict[str, Any]) -> Table:
     goal, found = document["goal"], [row for row in document["results"] if "error" not in row]
     priced = any("price_per_million_tokens" in row for row in found)
     above = "the next load that was tried" if goal == "max-rate" else "one replica fewer, where there is one,"
-    table = plain_table(caption=f"mean over seeds, and its 95 % interval; {above} breaks a limit")
+    caption = f"mean over seeds, and its 95 % interval; {above} breaks a limit; runs: requests of each seed's"
+    if any("checked" in row for row in found):
+        caption += ", and of a longer run with another seed, which held the limits too"
+    table = plain_table(caption=caption)
     limits = [slo.partition("=")[0] for slo in document["slos"]]
     prices = (["an hour"] if goal == "min-gpus" else []) + ["a million"]
     answer = "requests/s" if goal == "max-rate" else "GPUs"
-    for column in (*NAMED, answer):
+    for column in (*NAMED, answer, "runs"):
         add_column(table, column, named=column in NAMED)
     for column in limits:
         table.add_column(column, justify="right", min_width=8)  # an interval may go over several lines
@@ -61,8 +64,14 @@ def _rates(document: dict[str, Any]) -> Table:
         ends = [_interval(*interval) for interval in row["intervals_ms"].values()]
         costs = [f"{row['price_per_hour']:.2f}"] if "price_per_hour" in row else []
         costs += [_price(row)] if priced else []
-        table.add_row(row["spec"], _place(row), value, *map(escape, ends), *costs)
+        table.add_row(row["spec"], _place(row), value, _runs(row), *map(escape, ends), *costs)
     return table
+
+
+def _runs(row: Result) -> str:
+    """Write the requests of the runs behind an answer, a line each."""
+    counts = [row["requests"], *([row["checked"]["requests"]] if "checked" in row else [])]
+    return "\n".join(f"{count:,}" for count in counts)
 
 
 def _interval(mean: float, low: float, high: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fsm_spec.errors import FsmSpecError
 from fsm_spec.simulator import roofline
+from fsm_spec.simulator.bill import steady_tok_s, without_first
 from fsm_spec.simulator.cluster import Cluster, ClusterResults
 from fsm_spec.simulator.preparation import prepare
 from fsm_spec.simulator.scenario import Scenario
@@ -53,9 +54,13 @@ def _evaluated(scenario: Scenario, slos: Sequence[Slo]) -> Result:
     results: Results = (
         prepared.simulation().run() if prepared.alone else Cluster(prepared, prepared.cluster).run()
     )
+    if scenario.warm_up:
+        results = without_first(results, scenario.warm_up)
     summary, usage, gpus = results.summary, results.usage, scenario.tensor_parallel
     if isinstance(results, ClusterResults):
         gpus *= results.most_replicas
+    by_clock = prepared.alone and not prepared.requests.concurrency
+    steady = steady_tok_s(results) if by_clock else None
     found: Result = {
         "spec": prepared.table.name,
         "requests": summary.requests,
@@ -63,6 +68,7 @@ def _evaluated(scenario: Scenario, slos: Sequence[Slo]) -> Result:
         "duration_s": round(summary.duration_s, 6),
         "throughput_tok_s": round(summary.throughput_tok_s, 3),
         "throughput_tok_s_gpu": round(summary.throughput_tok_s / gpus, 3),
+        "steady_tok_s_gpu": round((summary.throughput_tok_s if steady is None else steady) / gpus, 3),
         "throughput_req_s": round(summary.throughput_req_s, 6),
         "acceptance_length": summary.acceptance_length and round(summary.acceptance_length, 4),
         "tokens_per_forward": summary.tokens_per_forward and round(summary.tokens_per_forward, 4),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from fsm_spec.errors import UserError
+from fsm_spec.simulator.bill import warmed
 from fsm_spec.simulator.overload import OVERLOADED
 from fsm_spec.simulator.point import Result
 from fsm_spec.simulator.scenario import Scenario
@@ -22,8 +23,14 @@ MOST_SEEDS_FACTOR = 3  # times the seeds that were asked for, where a decision h
 LEVEL = 0.95
 MOST_REPLICAS = 4096
 # A load shows only in a run whose arrivals last many times as long as a request takes under it: in a shorter one what
-# would fill for ever, places first and then the queue, has not filled yet.
-SPANS, MOST_REQUESTS = 10, 20_000
+# would fill for ever, places first and then the queue, has not filled yet, and slow swings of the load are not seen.
+SPANS, MOST_REQUESTS = 100, 20_000
+# The requests that fill an empty machine see less of a load than those after them: they are run and not counted, as
+# benchmarks of servers do with requests to warm up. A tenth of the run is ten times as long as a request takes.
+WARM_UP = 0.1
+# Of the run with another seed that an answer is held to: so many times as long. A bisection takes the best of several
+# noisy verdicts, so that what it finds is too high more often than too low.
+CHECK = 4
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Judged:
     overloaded: bool = False
     throughput_tok_s_gpu: float = 0.0
     """Mean over seeds."""
+    requests: int = 0
+    """Of each seed's run, those of its warm-up included."""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -67,7 +76,7 @@ def judge(rate: float, results: Sequence[Result], slos: Sequence[Slo]) -> Judged
             return Judged(rate, "broken", intervals)
         if high > slo.limit_ms:
             verdict = "undecided"
-    speed = float(np.mean([result["throughput_tok_s_gpu"] for result in results]))
+    speed = float(np.mean([result["steady_tok_s_gpu"] for result in results]))
     return Judged(rate, verdict, intervals, throughput_tok_s_gpu=round(speed, 3))
 
 
@@ -76,9 +85,10 @@ class RateSearch:
     """Find the highest rate of an arrival process at which every limit holds, by bisection.
 
     `base` is a scenario whose arrivals are `KIND:RATE[...]`. Each load runs with `seeds` seeds, and with more where its
-    interval lies across a limit; one that stays undecided counts as broken. The answer lies in (best, broken], which
-    differ by at most the share `precision`. With `steady`, a run that holds gets more requests
-    than the base has, until its arrivals last `SPANS` times as long as its requests.
+    interval lies across a limit; one that stays undecided counts as broken. With `steady`, a run that holds gets more
+    requests than the base has, until its arrivals last `SPANS` times as long as its requests, the first of them do not
+    count, and an answer must hold in a longer run with another seed. The answer and the next higher rate that is broken
+    differ by at most the share `precision`.
     """
 
     base: Scenario
@@ -88,27 +98,29 @@ class RateSearch:
     precision: float = 0.03
     steady: bool = False
     tried: list[Judged] = field(default_factory=list)
+    checked: Judged | None = None
+    """The last answer that was held to a longer run."""
 
-    def run(self) -> tuple[float, Judged | None]:
-        """Return the best rate (0 if none) and how it did; raises UserError if no load meets the limits."""
-        low, high, rate = 0.0, math.inf, 1.0
-        best: Judged | None = None
-        while high > low * (1 + self.precision) and LOWEST_RATE <= rate <= HIGHEST_RATE:
+    def run(self) -> tuple[float, Judged]:
+        """Return the best rate and how it did; raises UserError if no load meets the limits."""
+        held: dict[float, Judged] = {}
+        high, rate = math.inf, 1.0
+        while LOWEST_RATE <= rate <= HIGHEST_RATE:
             found = self.load(rate)
             if found.verdict == "holds":
-                low, best = rate, found
+                held[rate] = found
             else:
                 self.refuse_hopeless(found)
                 high = rate
-            if low == 0.0:
-                rate = high / 4
-            elif high == math.inf:
-                rate = low * 4
-            else:
-                rate = math.sqrt(low * high)
-        if best is None:
+            while held and high <= max(held) * (1 + self.precision):
+                if self.confirms(held[max(held)]):
+                    return max(held), held[max(held)]
+                high = max(held)
+                del held[high]
+            rate = _next(max(held, default=0.0), high)
+        if not held:
             raise UserError(self.hopeless())
-        return low, best
+        return max(held), held[max(held)]
 
     def load(self, rate: float) -> Judged:
         """Judge one rate, with more seeds while it is undecided."""
@@ -116,7 +128,7 @@ class RateSearch:
         while True:
             points = [self._at(rate, seed, requests) for seed in range(count)]
             results = self.workers.run(points, self.slos)
-            found = judge(rate, results, self.slos)
+            found = replace(judge(rate, results, self.slos), requests=requests)
             if found.verdict != "broken" and (wanted := self._steady(rate, results)) > requests:
                 requests = min(MOST_REQUESTS, max(wanted, 2 * requests))
             elif found.verdict != "undecided" or count >= MOST_SEEDS_FACTOR * self.seeds:
@@ -124,6 +136,19 @@ class RateSearch:
                 return found
             else:
                 count += self.seeds
+
+    def confirms(self, found: Judged) -> bool:
+        """Say whether a load that holds does so in a longer run, with a seed that judged no load; note one that not."""
+        if not self.steady:
+            return True
+        requests = CHECK * found.requests
+        point = self._at(found.rate, MOST_SEEDS_FACTOR * self.seeds, requests)
+        longer = judge(found.rate, self.workers.run([point], self.slos), self.slos)
+        self.checked = replace(longer, requests=requests)
+        if longer.verdict == "holds":
+            return True
+        self.tried[self.tried.index(found)] = self.checked
+        return False
 
     def _steady(self, rate: float, results: Sequence[Result]) -> int:
         """Give the requests with which arrivals last long enough for those latencies."""
@@ -137,7 +162,11 @@ class RateSearch:
         tail = rest.partition(":")[2]
         arrivals = ":".join(word for word in (kind, f"{rate:.6g}", tail) if word)
         fields = {"arrivals": arrivals, "seed": self.base.seed + seed, "requests": requests}
-        return self.base.model_copy(update=fields)
+        return self.base.model_copy(update=fields | ({"warm_up": WARM_UP} if self.steady else {}))
+
+    def left_out(self, requests: int) -> int:
+        """Return how many requests of a run are its warm-up."""
+        return warmed(requests, WARM_UP) if self.steady else 0
 
     def refuse_hopeless(self, found: Judged) -> None:
         """Raise UserError where a run failed for a reason that no other load changes."""
@@ -158,10 +187,26 @@ class RateSearch:
         )
 
 
+def _next(low: float, high: float) -> float:
+    """Give the rate to try between one that holds (0: none does) and one that is broken (infinite: none is)."""
+    if low == 0.0:
+        return high / 4
+    return low * 4 if high == math.inf else math.sqrt(low * high)
+
+
+def _runs(search: RateSearch, best: Judged) -> dict[str, Any]:
+    """Say how long the runs behind an answer are, and what the longer one with another seed had."""
+    checked = search.checked
+    told: dict[str, Any] = {"requests": best.requests, "warm_up_requests": search.left_out(best.requests)}
+    if checked is not None:
+        ms = {name: round(ends[0], 3) for name, ends in checked.intervals.items()}
+        told["checked"] = {"requests": checked.requests, "ms": ms}
+    return told
+
+
 def max_rate(search: RateSearch) -> dict[str, Any]:
     """Return the highest rate within the limits, its bracket and intervals, and all loads that were tried."""
     rate, best = search.run()
-    assert best is not None
     above = [judged.rate for judged in search.tried if judged.rate > rate]
     return {
         "spec": search.base.spec,
@@ -170,6 +215,7 @@ def max_rate(search: RateSearch) -> dict[str, Any]:
         "max_rate_req_s": round(rate, 4),
         "broken_at_req_s": round(min(above), 4) if above else None,
         "seeds": search.seeds,
+        **_runs(search, best),
         "throughput_tok_s_gpu": best.throughput_tok_s_gpu,
         "intervals_ms": {name: [round(value, 3) for value in ends] for name, ends in best.intervals.items()},
         "tried": [
@@ -191,6 +237,9 @@ def min_gpus(search: RateSearch, rate: float) -> dict[str, Any]:
         middle = (low + high) // 2
         low, high = (low, middle) if search.load(rate / middle).verdict == "holds" else (middle, high)
     best = next(judged for judged in reversed(search.tried) if judged.rate == rate / high)
+    while not (best.verdict == "holds" and search.confirms(best)):
+        high += 1
+        best = search.load(rate / high)
     return {
         "spec": search.base.spec,
         "hardware": search.base.hardware,
@@ -198,6 +247,7 @@ def min_gpus(search: RateSearch, rate: float) -> dict[str, Any]:
         "replicas": high,
         "gpus": high * search.base.tensor_parallel,
         "rate_a_replica_req_s": round(rate / high, 4),
+        **_runs(search, best),
         "throughput_tok_s_gpu": best.throughput_tok_s_gpu,
         "intervals_ms": {name: [round(value, 3) for value in ends] for name, ends in best.intervals.items()},
     }

@@ -119,6 +119,15 @@ class Timeline:
         sums = self._sums[self.amounts.index(name)]
         return [amount * 1e9 / span for amount, span in zip(sums, self._spans_ns(), strict=False)]
 
+    def rate_between(self, name: str, start_ns: int, end_ns: int) -> float:
+        """Return the amount a second from one time to another; a bucket that an end cuts counts in proportion."""
+        found, before = 0.0, 0
+        for amount, edge in zip(self._sums[self.amounts.index(name)], self.edges_ns, strict=False):
+            inside = min(edge, end_ns) - max(before, start_ns)
+            found += amount * max(0, inside) / (edge - before)
+            before = edge
+        return found * 1e9 / (end_ns - start_ns)
+
     def totals(self) -> list[int]:
         """Return the integral of each level over the run so far, in levels times nanoseconds."""
         return [sum(integrals) for integrals in self._integrals]

@@ -38,7 +38,7 @@ class Queue(Workers):
             latency = wait * (1 + self.noise * (each.seed % 3 - 1))
             speed = 16 * min(rate, self.capacity)
             results.append(
-                {"error": "", "verdicts": [], slos[0].name: latency, "throughput_tok_s_gpu": speed}
+                {"error": "", "verdicts": [], slos[0].name: latency, "steady_tok_s_gpu": speed}
             )
         return results
 
@@ -60,6 +60,36 @@ def test_more_seeds_are_taken_in_the_balance() -> None:
     assert len(workers.runs) > 3 * len(noisy.tried)
     undecided = [judged.rate for judged in noisy.tried if judged.verdict == "undecided"]
     assert all(rate > noisy.run()[0] for rate in undecided)
+
+
+class Swinging(Queue):
+    """Serve a tenth less in the run that an answer is held to, as a run of another seed may."""
+
+    def run(self, scenarios: Sequence[Scenario], slos: Sequence[Slo] = ()) -> list[dict[str, Any]]:
+        """Answer as a queue, and say what a request takes."""
+        results = []
+        for each in scenarios:
+            self.capacity = 7.2 if each.seed == 9 else 8.0
+            results += [found | {"e2e_ms_mean": 1000.0} for found in super().run([each], slos)]
+            self.asked = each
+        return results
+
+
+def test_an_answer_holds_in_a_longer_run_with_another_seed() -> None:
+    """10 / (1 - r/7.2) = 100 at r = 6.48, below what the searching seeds say; runs grow with what requests take."""
+    workers = Swinging()
+    base = BASE.model_copy(update={"requests": 200})
+    found = max_rate(RateSearch(base, SLOS, workers, steady=True))
+    assert 6.48 / 1.03 <= found["max_rate_req_s"] <= 6.48 < found["broken_at_req_s"] < 7.2
+    wanted = round(100 * found["max_rate_req_s"])
+    assert abs(found["requests"] - wanted) <= 1
+    assert (found["requests"] // 10, 4 * found["requests"]) == (
+        found["warm_up_requests"],
+        found["checked"]["requests"],
+    )
+    assert (9, 0.1) == (workers.asked.seed, workers.asked.warm_up)
+    found = min_gpus(RateSearch(base, SLOS, Swinging(), steady=True), 70.0)
+    assert 11 == found["replicas"]
 
 
 def test_a_limit_that_nothing_meets_is_named() -> None:
