@@ -18,13 +18,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fsm_spec.screen import Screen
 from fsm_spec.simulator import report
 from fsm_spec.simulator.command import over_time
-from fsm_spec.simulator.measure import Measured, Target, measure
+from fsm_spec.simulator.measure import Measured, Target, failures, measure
+from fsm_spec.simulator.metrics import Summary
 from fsm_spec.simulator.page import write_page
 from fsm_spec.simulator.prompts import Prompts
 from fsm_spec.simulator.result_file import read_results
 from fsm_spec.simulator.slo import Slo, goodput, kept, parse_slos, spelled_out
 from fsm_spec.simulator.workload import Requests, Workload, parse_arrivals, parse_lengths
-from fsm_spec.wording import counted
+
+RANDOM_WORDS = (
+    "prompts are random words, on which a model soon repeats itself, so that drafts are guessed too easily:"
+    " acceptance and all speeds are not those of real text, and win no comparison; give real prompts"
+    " with --dataset, and --no-ignore-eos"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class Bench:
             "arrivals": parse_arrivals(self.arrivals).describe(),
             "input": self.input or "",
             "output": self.output or "",
-            "data set": self.dataset.name if self.dataset else "",
+            "prompts": self.dataset.name if self.dataset else "random words",
             "requests": str(len(requests)),
             "temperature": f"{self.target.temperature:g}" if self.target.temperature else "",
             "policy": about.get("policy", {}).get("policy", ""),
@@ -82,8 +88,13 @@ class Bench:
         return {name: value for name, value in given.items() if value}
 
 
-def execute(bench: Bench, *, page: Path | None, beside: list[Path], as_json: bool) -> None:
-    """Measure, then print and write; raises UserError."""
+def guessable(summary: Summary) -> bool:
+    """Tell whether rounds emit as many tokens as the text allows, so that numbers hold for texts like it."""
+    return summary.drafted > 0 or (summary.acceptance_length or 1.0) != 1.0
+
+
+def execute(bench: Bench, *, page: Path | None, beside: list[Path], as_json: bool) -> int:
+    """Measure, then print and write; gives the number of requests that failed; raises UserError."""
     others = [scenario for path in beside for scenario in read_results(path)]
     slos = parse_slos(spelled_out(bench.slo))
     prompts = Prompts.read(bench.dataset, bench.seed, chat=bench.target.chat)
@@ -91,20 +102,28 @@ def execute(bench: Bench, *, page: Path | None, beside: list[Path], as_json: boo
     measured = _watched(bench, requests, prompts)
     settings = bench.settings(requests, measured.about)
     name = f"{measured.about.get('spec', bench.target.url)}"
-    notes = tuple(
-        f"{counted(count, 'request')} failed: {reason}" for reason, count in measured.failed.items()
-    )
+    failed = {cause: each.count for cause, each in measured.failed.items()}
+    invented = not prompts.rows and guessable(measured.summary)
     scenario = report.Scenario(
-        f"{name}, measured", settings, measured.summary, measured.timeline, notes=notes, measured=True
+        f"{name}, measured",
+        settings,
+        measured.summary,
+        measured.timeline,
+        notes=failures(measured.failed),
+        warnings=(RANDOM_WORDS,) if invented else (),
+        failed=failed,
+        measured=True,
+        comparable=not invented,
     )
     if page is not None:
         write_page(page, [scenario, *others], "Measured and simulated" if others else "Measured")
-    value = content(bench, measured, settings, notes, slos)
+    value = content(bench, measured, scenario, slos)
     if as_json:
         sys.stdout.write(json.dumps(value, indent=1) + "\n")
-        return
+        return sum(failed.values())
     screen = Screen(highlight=False)
     report.print_report(screen, [scenario, *others])
+    report.print_warnings(screen, [scenario, *others])
     if slos:
         good = value["goodput"]
         screen.print(
@@ -112,13 +131,13 @@ def execute(bench: Bench, *, page: Path | None, beside: list[Path], as_json: boo
         )
     if page is not None:
         screen.print(f"report in {page}", soft_wrap=True)
+    return sum(failed.values())
 
 
 def content(
     bench: Bench,
     measured: Measured,
-    settings: dict[str, str],
-    notes: tuple[str, ...],
+    scenario: report.Scenario,
     slos: Sequence[Slo],
 ) -> dict[str, Any]:
     """Give a measurement in the form of a simulation's result."""
@@ -127,19 +146,21 @@ def content(
         "spec": about.get("spec"),
         "digest": about.get("digest"),
         "params": about.get("params", {}),
-        "scenario": settings,
+        "scenario": scenario.settings,
         **summary.to_dict(),
         "iterations": None,
         "launches": measured.launches,
         "recomputed_slots": None,
-        "verdicts": list(notes),
+        "verdicts": list(scenario.notes),
+        "warnings": list(scenario.warnings),
+        "comparable": scenario.comparable,
         "over_time": over_time(measured.timeline),
         "run": {
             "source": "measured",
             "url": bench.target.url,
             "machine": platform.machine(),
             "python": platform.python_version(),
-            "failed": measured.failed,
+            "failed": scenario.failed,
         },
     }
     if slos:

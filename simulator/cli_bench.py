@@ -9,6 +9,8 @@ import typer
 
 from fsm_spec.cli_spec import AsJson
 
+FAILED = 1  # exit code where requests failed: a script must not take the rest for the whole
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
@@ -20,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     url: Annotated[
-        str, typer.Option(help="Address of an OpenAI-compatible server.")
+        str, typer.Option(help="Address of an OpenAI-compatible server; http:// where it names no scheme.")
     ] = "http://127.0.0.1:8000",
     *,
     arrivals: Annotated[
@@ -37,7 +39,7 @@ def serve(
     dataset: Annotated[
         Path | None,
         typer.Option(
-            help="JSON Lines with prompt or messages, and perhaps max_tokens; else words are drawn."
+            help="JSON Lines with prompt or messages, and perhaps max_tokens; else random words are sent."
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model to name in requests.")] = None,
@@ -64,10 +66,14 @@ def serve(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a server under load: throughput, latencies and goodput, in the form of a simulation's result."""
-    from fsm_spec.simulator.bench import Bench, execute
-    from fsm_spec.simulator.measure import Target
+    """Measure a server under load: throughput, latencies and goodput, in the form of a simulation's result.
 
-    target = Target(url, model, api_key, chat, temperature, ignore_eos)
+    Exit code 1: some requests failed, and all numbers are of the others.
+    """
+    from fsm_spec.simulator.bench import Bench, execute
+    from fsm_spec.simulator.measure import Target, server_address
+
+    target = Target(server_address(url), model, api_key, chat, temperature, ignore_eos)
     bench = Bench(target, arrivals, input_, output, requests, dataset, seed, tuple(slo or ()))
-    execute(bench, page=report, beside=list(beside or ()), as_json=as_json)
+    if execute(bench, page=report, beside=list(beside or ()), as_json=as_json):
+        raise typer.Exit(FAILED)

@@ -177,9 +177,9 @@ def _print(
         print_sweep(console, scenarios)
     else:
         report.print_report(console, scenarios)
-    warned = (f"{each.name}: {warning}" for each in scenarios for warning in each.warnings)
-    for line in (*dict.fromkeys(warned), *(f"{name} in {place}" for name, place in places.items())):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    report.print_warnings(console, scenarios)
+    for name, place in places.items():
+        console.print(f"{name} in {place}", markup=False, highlight=False, soft_wrap=True)
 
 
 def show(draw: Callable[[Console], None]) -> None:

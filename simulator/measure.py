@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from fsm_spec.simulator.metrics import RequestLog, Summary, summarise
 from fsm_spec.simulator.prompts import Prompt, Prompts
 from fsm_spec.simulator.timeline import Timeline
 from fsm_spec.simulator.workload import Requests
+from fsm_spec.wording import counted
 
 # A client that waits longer than this for the next piece of an answer has lost its server.
 _PATIENCE_S = 600.0
@@ -30,6 +31,19 @@ _COUNTERS = {
     "preemptions": "vllm:num_preemptions_total",
     "launches": "fsm_spec:launches_total",
 }
+_LONGEST_MESSAGE = 300  # letters of a server's own words
+
+
+def server_address(text: str) -> str:
+    """Complete an address to one with a scheme, `http://` where none is named; raises UserError."""
+    address = text if "://" in text else f"http://{text}"
+    try:
+        url = httpx.URL(address)
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UserError(f"--url {text} is no address of a server; write http://HOST:PORT")
+    return address.rstrip("/")
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,7 @@ class Target:
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         return httpx.AsyncClient(
-            base_url=self.url.rstrip("/").removesuffix("/v1"),
+            base_url=self.url.removesuffix("/v1"),
             headers=headers,
             timeout=_PATIENCE_S,
             limits=limits,
@@ -56,15 +70,23 @@ class Target:
 
 
 @dataclass
+class Failure:
+    """Count requests that failed for one cause; `message` is what the server said of the first."""
+
+    message: str
+    count: int = 0
+
+
+@dataclass
 class Measured:
-    """Hold a finished measurement; `about` is what the server says of itself, `failed` counts requests by reason."""
+    """Hold a finished measurement; `about` is what the server says of itself, `failed` are failures by cause."""
 
     summary: Summary
     timeline: Timeline
     log: RequestLog
     about: dict[str, Any]
     launches: int | None
-    failed: dict[str, int]
+    failed: dict[str, Failure]
 
 
 @dataclass
@@ -81,7 +103,7 @@ class _Run:
     started: int = field(default_factory=time.perf_counter_ns)
     # (time, change of requests in flight, tokens) of everything that happened.
     events: list[tuple[int, int, int]] = field(default_factory=list)
-    failed: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
     ended: int = 0
 
     def now(self) -> int:
@@ -113,13 +135,13 @@ class _Run:
         tokens = 0
         try:
             async with self.client.stream("POST", self._path(), json=self._body(index)) as response:
-                _require(response)
+                await _require(response)
                 async for line in response.aiter_lines():
                     if line.startswith("data: {"):
                         tokens = self._piece(index, json.loads(line[6:]), pieces) or tokens
         except (httpx.HTTPError, _Refused) as error:
-            reason = str(error) if isinstance(error, _Refused) else type(error).__name__
-            self.failed[reason] = self.failed.get(reason, 0) + 1
+            cause = error.cause if isinstance(error, _Refused) else type(error).__name__
+            self.failed.setdefault(cause, Failure(str(error))).count += 1
             self.events.append((self.now(), -1, 0))
         else:
             self._finish(index, pieces, tokens or len(pieces))
@@ -148,7 +170,7 @@ class _Run:
     def _piece(self, index: int, chunk: dict[str, Any], pieces: list[int]) -> int:
         """Take one chunk; give the tokens of the whole answer where it tells them."""
         if "error" in chunk:
-            raise _Refused(str(chunk["error"].get("code")))
+            raise _Refused(str(chunk["error"].get("code")), error_sentence(chunk))
         said = [each.get("text") or each.get("delta", {}).get("content") for each in chunk.get("choices", ())]
         if any(said):
             pieces.append(self.now())
@@ -174,13 +196,40 @@ class _Run:
 
 
 class _Refused(Exception):
-    """Report an answer that is none."""
+    """Report an answer that is none: its cause in a word or two, and the server's own words."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
-def _require(response: httpx.Response) -> None:
+async def _require(response: httpx.Response) -> None:
     """Raise where a request was refused."""
-    if response.status_code != 200:
-        raise _Refused(f"status {response.status_code}")
+    if response.status_code == 200:
+        return
+    text = (await response.aread()).decode("utf-8", "replace")
+    try:
+        body = json.loads(text)
+    except ValueError:
+        body = text
+    raise _Refused(f"status {response.status_code}", error_sentence(body))
+
+
+def error_sentence(body: Any) -> str:  # noqa: ANN401 -- whatever a server answers
+    """Find the sentence in an error body, on one line: OpenAI's form, FastAPI's `detail`, or the body itself."""
+    if isinstance(body, dict):
+        error = body.get("error", body)
+        body = error.get("message") or body.get("detail") or body if isinstance(error, dict) else error
+    text = " ".join((body if isinstance(body, str) else json.dumps(body)).split())
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]} ..."
+
+
+def failures(failed: Mapping[str, Failure]) -> tuple[str, ...]:
+    """Write a sentence for each cause: `10 requests failed, status 429: the queue is full`."""
+    return tuple(
+        f"{counted(each.count, 'request')} failed, {cause}{f': {each.message}' if each.message else ''}"
+        for cause, each in failed.items()
+    )
 
 
 async def measure(
@@ -198,8 +247,7 @@ async def measure(
         await run.run()
         after = await _counters(client)
     if not run.log.finished.any():
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in run.failed.items())
-        raise UserError(f"{target.url} answered no request ({reasons}); see its log")
+        raise UserError(f"{target.url} answered no request; {'; '.join(failures(run.failed))}")
     moved = {name: after[name] - before[name] for name in _COUNTERS if name in before and name in after}
     # Which request drafts and preemptions belong to is not known: the first stands for all.
     for name in ("drafted", "accepted", "preemptions"):
@@ -225,8 +273,11 @@ async def _about(client: httpx.AsyncClient, target: Target) -> dict[str, Any]:
 
 async def _counters(client: httpx.AsyncClient) -> dict[str, int]:
     """Read the counters that servers with vLLM's names have."""
-    response = await client.get("/metrics")
     found: dict[str, int] = {}
+    try:
+        response = await client.get("/metrics")
+    except httpx.HTTPError:
+        return found  # a server that was lost on the way; its requests say so
     for line in response.text.splitlines() if response.status_code == 200 else ():
         for name, metric in _COUNTERS.items():
             if line.startswith((metric + "{", metric + " ")):

@@ -60,7 +60,8 @@ def by_load(scenarios: Sequence[Scenario]) -> str:
         ]
         charts.append((f"Throughput relative to {speed[0].name}", load_chart(gains, unit, "times", mark=1.0)))
     panels = "".join(f'<div class="panel"><h3>{escape(title)}</h3>{chart}</div>' for title, chart in charts)
-    said = "".join(f'<p class="verdict">{escape(text)}</p>' for text in winners(speed, unit))
+    fair = [line for line in speed if all(each.comparable for each in labels[line.name])]
+    said = "".join(f'<p class="verdict">{escape(text)}</p>' for text in winners(fair, unit))
     return f'<h2 id="by-load">By load</h2>{said}<div class="grid2">{panels}</div>'
 
 

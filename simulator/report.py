@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -41,34 +41,38 @@ class Scenario:
     """Sentences about options that say less than the spec asks for."""
     measured: bool = False
     """Whether a server was measured; else the run is a simulation."""
+    failed: Mapping[str, int] = field(default_factory=dict)
+    """Requests of a measurement that failed, by cause."""
+    comparable: bool = True
+    """Whether its numbers may be the best of several: not where drafts were judged on random words."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of a comparison: how to read and write a number, and which direction is better (0: neither).
 
-    `of_bill` reads what a run cost, where that is known; a line that no run knows is left out.
+    `of` is what it reads: the results, what a run cost (`bill`, where that is known) or the scenario itself.
+    A line of another thing than results that no run knows is left out.
     """
 
     name: str
     read: Callable[[Any], float | None]
     write: Callable[[float], str]
     better: int = 0
-    of_bill: bool = False
+    of: Literal["summary", "bill", "scenario"] = "summary"
 
     def value(self, scenario: Scenario) -> float | None:
         """Return the number of one scenario."""
-        if not self.of_bill:
-            return self.read(scenario.summary)
-        return self.read(scenario.bill) if scenario.bill is not None else None
+        source = scenario if self.of == "scenario" else getattr(scenario, self.of)
+        return self.read(source) if source is not None else None
 
     def cells(self, scenarios: Sequence[Scenario]) -> list[tuple[str, bool]]:
         """Return the text of each scenario and whether it is the best of several with the same arrivals."""
         values = [self.value(scenario) for scenario in scenarios]
         loads = [scenario.settings.get("arrivals") for scenario in scenarios]
         peers: dict[str | None, set[float]] = {}
-        for value, load in zip(values, loads, strict=True):
-            if self.better and value is not None:
+        for value, load, scenario in zip(values, loads, scenarios, strict=True):
+            if self.better and value is not None and scenario.comparable:
                 peers.setdefault(load, set()).add(value)
         best = {
             load: max(among, key=lambda value: value * self.better)
@@ -76,8 +80,11 @@ class Row:
             if len(among) > 1
         }
         return [
-            ("-" if value is None else self.write(value), value is not None and value == best.get(load))
-            for value, load in zip(values, loads, strict=True)
+            (
+                "-" if value is None else self.write(value),
+                scenario.comparable and value is not None and value == best.get(load),
+            )
+            for value, load, scenario in zip(values, loads, scenarios, strict=True)
         ]
 
 
@@ -126,29 +133,44 @@ ROWS = (
     Row("KV pool in use, mean", lambda s: s.kv.mean_pages / s.kv.pages if s.kv else None, percent),
     Row("KV pool in use, peak", lambda s: s.kv.peak_pages / s.kv.pages if s.kv else None, percent),
     Row("reserved KV slots that hold nothing", lambda s: s.kv.unused_share if s.kv else None, percent, -1),
-    Row("goodput, requests/s", lambda b: b.goodput_req_s, _two, 1, of_bill=True),
+    Row("goodput, requests/s", lambda b: b.goodput_req_s, _two, 1, of="bill"),
     Row(
         "between bursts, p50",
         lambda b: b.burst_ms.p50 if b.burst_ms.count else None,
         duration,
         -1,
-        of_bill=True,
+        of="bill",
     ),
-    Row("operations on drafts", lambda b: b.drafts_flops_share, percent, of_bill=True),
-    Row("operations on rejected drafts", lambda b: b.wasted_flops_share, percent, -1, of_bill=True),
-    Row("bytes for drafts", lambda b: b.drafts_bytes_share, percent, of_bill=True),
-    Row("bytes for rejected drafts", lambda b: b.wasted_bytes_share, percent, -1, of_bill=True),
-    Row("at the memory ceiling", lambda b: b.bandwidth_utilisation, percent, of_bill=True),
-    Row("at the compute ceiling", lambda b: b.flops_utilisation, percent, of_bill=True),
-    Row("accelerator waits", lambda b: b.idle_share, percent, -1, of_bill=True),
-    Row("energy, J a token", lambda b: b.energy_j_token, _two, -1, of_bill=True),
-    Row("price of a million tokens", lambda b: b.price_per_million, _three, -1, of_bill=True),
+    Row("operations on drafts", lambda b: b.drafts_flops_share, percent, of="bill"),
+    Row("operations on rejected drafts", lambda b: b.wasted_flops_share, percent, -1, of="bill"),
+    Row("bytes for drafts", lambda b: b.drafts_bytes_share, percent, of="bill"),
+    Row("bytes for rejected drafts", lambda b: b.wasted_bytes_share, percent, -1, of="bill"),
+    Row("at the memory ceiling", lambda b: b.bandwidth_utilisation, percent, of="bill"),
+    Row("at the compute ceiling", lambda b: b.flops_utilisation, percent, of="bill"),
+    Row("accelerator waits", lambda b: b.idle_share, percent, -1, of="bill"),
+    Row("energy, J a token", lambda b: b.energy_j_token, _two, -1, of="bill"),
+    Row("price of a million tokens", lambda b: b.price_per_million, _three, -1, of="bill"),
 )
 
 
 def known_rows(scenarios: Sequence[Scenario]) -> list[Row]:
-    """Return the lines that at least one scenario has a number for, and those of every summary."""
-    return [row for row in ROWS if not row.of_bill or any(row.value(each) is not None for each in scenarios)]
+    """Return the failures by cause, and the lines of every summary or that at least one scenario has a number for."""
+    causes = dict.fromkeys(cause for scenario in scenarios for cause in scenario.failed)
+    rows = (*(_failures(cause) for cause in causes), *ROWS)
+    return [
+        row for row in rows if row.of == "summary" or any(row.value(each) is not None for each in scenarios)
+    ]
+
+
+def _failures(cause: str) -> Row:
+    """Return the line that counts the requests that failed for one cause; a simulation knows no such thing."""
+    return Row(
+        f"requests failed: {cause}",
+        lambda scenario: float(scenario.failed.get(cause, 0)) if scenario.measured else None,
+        lambda count: f"{count:,.0f}",
+        -1,
+        of="scenario",
+    )
 
 
 def print_report(console: Console, scenarios: Sequence[Scenario]) -> None:
@@ -166,6 +188,12 @@ def print_report(console: Console, scenarios: Sequence[Scenario]) -> None:
         limits = (f"{slo.title} {held(slo, scenario.summary)[0]}" for slo in scenario.slos)
         for note in (*scenario.notes, *limits):
             console.print(f"{scenario.name}: {note}", markup=False, highlight=False)
+
+
+def print_warnings(console: Console, scenarios: Sequence[Scenario]) -> None:
+    """Print each warning once, with the name of its scenario."""
+    for line in dict.fromkeys(f"{each.name}: {warning}" for each in scenarios for warning in each.warnings):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def comparison_table(scenarios: Sequence[Scenario], columns: range | None = None) -> Table:

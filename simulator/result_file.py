@@ -49,14 +49,19 @@ def read_results(path: Path) -> list[Scenario]:
 def _scenario(run: dict[str, Any]) -> Scenario:
     series = run["over_time"]
     levels = tuple(name for name in series if name != "end_s" and not name.endswith("_s"))
+    how = run.get("run", {})
+    measured = how.get("source") == "measured"
     return Scenario(
-        run["spec"] or "unknown",
+        f"{run['spec'] or how['url']}, measured" if measured else run["spec"],
         run["scenario"],
         _summary(run),
         Recorded(levels, ("tokens",), series=series),
         "",
         tuple(run["verdicts"]),
         warnings=tuple(run.get("warnings", ())),
+        measured=measured,
+        failed=how.get("failed", {}),
+        comparable=run.get("comparable", True),
     )
 
 

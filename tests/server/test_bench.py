@@ -10,6 +10,9 @@ from live_server import Running
 from typer.testing import CliRunner
 
 from fsm_spec.cli import application
+from fsm_spec.simulator.measure import error_sentence
+from fsm_spec.simulator.report import known_rows
+from fsm_spec.simulator.result_file import read_results
 
 LOAD = ("--input", "12", "--output", "9")
 
@@ -98,17 +101,92 @@ def test_data_sets_and_chats(server: Running, tmp_path: Path) -> None:
     assert (code, json.loads(said)["emitted_tokens"]) == (0, 16)
 
 
+def test_random_words_win_nothing(server: Running, tmp_path: Path) -> None:
+    """Where drafts were judged on random words, output and results say so, and no line marks them as the best."""
+    said = {}
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"prompt": "hello hello hello hello"}\n')
+    given = (
+        "--url",
+        server.url,
+        "--arrivals",
+        "closed:2",
+        "--requests",
+        "2",
+        "--input",
+        "9",
+        "--output",
+        "60",
+    )
+    of_texts = ("--dataset", str(texts))
+    for name, more in [("words", ()), ("texts", of_texts)]:
+        code, found, _ = bench(*given, *more, "--json")
+        assert code == 0
+        (tmp_path / f"{name}.json").write_text(found)
+        said[name] = json.loads(found)
+    assert said["words"]["drafts"]["drafted"] > 0 < said["texts"]["drafts"]["drafted"]
+    assert (False, True) == (said["words"]["comparable"], said["texts"]["comparable"])
+    assert "--dataset" in said["words"]["warnings"][0]
+    assert [] == said["texts"]["warnings"]
+    words, texts_run = (read_results(tmp_path / f"{name}.json")[0] for name in said)
+    assert [words.name, words.measured] == ["ngram, measured", True]
+    marked = [row.cells([words, texts_run, texts_run]) for row in known_rows([words])]
+    assert not any(cells[0][1] for cells in marked)
+    code, shown, _ = bench(*given, *of_texts, "--beside", str(tmp_path / "words.json"))
+    assert (0, 1) == (code, shown.count("random words, on which"))
+
+
+def test_failed_requests_show_and_end_with_1(server: Running, tmp_path: Path) -> None:
+    """A script that reads the exit code alone knows that the numbers are of some requests only."""
+    path = tmp_path / "set.jsonl"
+    path.write_text(
+        '{"prompt": "one", "max_tokens": 3}\n'
+        '{"prompt": "two", "max_tokens": 100000}\n'
+        '{"prompt": "three", "max_tokens": 100000}\n'
+    )
+    given = ("--url", server.url, "--arrivals", "closed:1", "--requests", "3", "--dataset", str(path))
+    code, said, _ = bench(*given)
+    assert code == 1
+    assert "1 of 3 requests finished" in said
+    assert ["requests", "failed:", "status", "400", "2"] in [line.split() for line in said.splitlines()]
+    assert "2 requests failed, status 400: max_tokens" in said
+    code, said, _ = bench(*given, "--json")
+    assert (1, {"status 400": 2}) == (code, json.loads(said)["run"]["failed"])
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"error": {"message": "too\n long", "code": 1}}, "too long"),
+        ({"detail": "no such route"}, "no such route"),
+        ({"detail": [{"msg": "x"}]}, '[{"msg": "x"}]'),
+        ({"error": "busy"}, "busy"),
+        ("x" * 400, "x" * 300 + " ..."),
+    ],
+)
+def test_errors_of_any_server_are_read(body: object, sentence: str) -> None:
+    """The sentence of an error body is found in OpenAI's form, FastAPI's and any other."""
+    assert sentence == error_sentence(body)
+
+
 def test_mistakes_get_one_sentence(server: Running, tmp_path: Path) -> None:
     """No traceback, whatever is wrong with server, data set, limits or results."""
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"prompt": 1}\n')
+    of_server = ("--url", server.url.removeprefix("http://"), *LOAD)
     for options, sentence in [
         (("--url", "http://127.0.0.1:9", *LOAD), "cannot be reached"),
         (("--url", server.url, "--arrivals", "closed:2"), "--input"),
         (("--url", server.url, *LOAD, "--slo", "fast"), "write ttft_p95=500ms"),
         (("--url", server.url, "--dataset", str(broken)), "broken.jsonl:1"),
         (("--url", server.url, *LOAD, "--beside", str(broken)), "holds no results"),
-        (("--url", server.url, *LOAD, "--model", "other", "--requests", "1"), "answered no request"),
+        (
+            (*of_server, "--model", "other", "--requests", "1"),
+            "1 request failed, status 404: model 'other' is not",
+        ),
+        ((*of_server, "--requests", "1", "--output", "100000"), "1 request failed, status 400: max_tokens"),
+        (("--url", "ftp://127.0.0.1", *LOAD), "is no address of a server; write http://HOST:PORT"),
+        (("--url", "http://:x", *LOAD), "is no address of a server; write http://HOST:PORT"),
     ]:
         code, _, errors = bench(*options)
         assert (code, errors.count("\n")) == (2, 1), errors
