@@ -37,7 +37,10 @@ class Scenario(BaseModel):
         default=None, description="requests to simulate; a closed loop takes 4 a user"
     )
     warm_up: float = Field(
-        default=0.0, ge=0, lt=1, description="share of a point's requests that arrive first and are not counted"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of a point's requests that arrive first and are not counted",
     )
     shared_prefix: str | None = Field(default=None, description="GROUPS:TOKENS that prompts begin with")
     turns: str | None = Field(default=None, description="TURNS:THINK of a session, seconds between turns")

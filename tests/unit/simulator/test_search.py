@@ -37,9 +37,7 @@ class Queue(Workers):
             wait = 1e9 if rate >= self.capacity else 10 / (1 - rate / self.capacity)
             latency = wait * (1 + self.noise * (each.seed % 3 - 1))
             speed = 16 * min(rate, self.capacity)
-            results.append(
-                {"error": "", "verdicts": [], slos[0].name: latency, "steady_tok_s_gpu": speed}
-            )
+            results.append({"error": "", "verdicts": [], slos[0].name: latency, "steady_tok_s_gpu": speed})
         return results
 
 
