@@ -288,7 +288,7 @@ class Session:
 
     def _end_faulty(self, report: Iteration) -> set[int]:
         """End the requests whose logits were no numbers; gives who they are."""
-        if not isinstance(self.runner, Runner) or not self.runner.faulty:
+        if not self.runner.faulty:
             return set()
         faulty, self.runner.faulty = self.runner.faulty, set()
         for number in faulty:

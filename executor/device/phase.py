@@ -174,7 +174,7 @@ class Phase:
             if member.scores is not None:
                 packed.append(self._scored(part, member.scores, logits))
             moved = member.transition.apply(part.scope, args, part.alive, part.rows.slots)
-            packed.append(pack(member.results, moved, args))
+            packed.append(pack(member.results, moved, args, logits if self.drafter is None else None))
         return packed
 
     def _scored(self, part: Laid, form: ScoreForm, logits: Tensor) -> Tensor:

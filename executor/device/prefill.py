@@ -176,7 +176,7 @@ class Chunks:
         moved = self.first.apply(scope, {}, steps & ends)
         form = self.results[-1]
         assert isinstance(form, Form)
-        return [*found, pack(form, moved, {})]
+        return [*found, pack(form, moved, {}, logits)]
 
     def _sample(self, scope: DeviceScope, logits: Tensor, positions: Tensor) -> list[Tensor]:
         """Sample the token behind each text by logits [n, 1, V] -> its scores, where they are wanted."""

@@ -30,9 +30,16 @@ class Form:
         return 4 + len(self.args) + len(self.columns)
 
 
-def pack(form: Form, moved: Moved, args: dict[str, Tensor]) -> Tensor:
-    """Lay the results of an event side by side, int64 [n, heads + most]."""
-    heads = [moved.alive, moved.transition, moved.emitted, moved.stop]
+def pack(form: Form, moved: Moved, args: dict[str, Tensor], logits: Tensor | None) -> Tensor:
+    """Lay the results of an event side by side, int64 [n, heads + most].
+
+    A request is alive twice where one of its target's logits [n, wanted, V] is no number: a stream that is not finite
+    gives NaN in every column behind the final norm, so one column tells.
+    """
+    alive = moved.alive
+    if logits is not None and logits.shape[1]:
+        alive = alive.long() + (alive & logits[:, :, 0].isnan().any(1)).long()
+    heads = [alive, moved.transition, moved.emitted, moved.stop]
     heads += [args[name] for name in form.args]
     heads += [moved.columns[name] for name in form.columns]
     return torch.cat((torch.stack([head.long() for head in heads], 1), moved.run), 1)
@@ -46,7 +53,8 @@ class Results:
         self.form = form
         self.numbers = numbers
         alive, transition, emitted, stop = values[:, :4].T
-        self.alive = alive.astype(np.bool_)
+        self.alive = alive > 0
+        self.faulty = alive > 1
         self.transition = transition.astype(np.int32)
         self.emitted = emitted
         self.stop: NDArray[np.int32] = stop.astype(np.int32)
@@ -60,6 +68,7 @@ class Results:
         part = Results.__new__(Results)
         part.form = self.form
         part.numbers, part.alive = self.numbers[members], self.alive[members]
+        part.faulty = self.faulty[members]
         part.transition, part.emitted = self.transition[members], self.emitted[members]
         part.stop, part.run = self.stop[members], self.run[members]
         part.args = {name: values[members] for name, values in self.args.items()}

@@ -89,6 +89,8 @@ class DeviceRunner:
         self.residents = Residents(self.machine, self.graphs)
         self.requests, self.pages = self.residents.requests, self.residents.pages
         self.forwards = 0
+        # Requests whose logits were no numbers, until the session asks for them.
+        self.faulty: set[int] = set()
         # Numbers of pages that were taken, on their way back.
         self._taken: list[tuple[Taken, Tensor]] = []
         self._results: dict[str, Results] = {}
@@ -329,6 +331,7 @@ class DeviceRunner:
                 self._hear(results)
                 continue
             found = results.take(np.flatnonzero(results.alive))
+            self.faulty.update(found.numbers[found.faulty].tolist())
             if results.form.event == life_cycle.FIRST:
                 for member, number in enumerate(found.numbers.tolist()):
                     self._firsts[number] = found.take(np.array([member]))

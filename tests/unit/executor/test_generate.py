@@ -12,6 +12,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import PoolExhausted, UserError
+from fsm_spec.executor.device.place import CpuPlace
+from fsm_spec.executor.device.resident import Resident
 from fsm_spec.executor.generate import Options, Session, default_mask_id, pool_for, require_children
 from fsm_spec.executor.models.gguf_tokenizer import build_tokenizer, tokenizer_settings
 from fsm_spec.executor.models.random import random_weights, tiny_config
@@ -84,8 +86,15 @@ def test_counts_of_a_run(model: Transformer, tokenizer: Tokenizer) -> None:
     assert 20 / result.rounds >= 2
 
 
-@pytest.mark.parametrize("name", ["ar", "ngram", "isd", "uno_linear"])
-def test_numbers_that_overflow_end_their_own_request_alone(tokenizer: Tokenizer, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "resident"),
+    [("ar", False), ("ngram", False), ("isd", False), ("uno_linear", False), ("ar", True), ("isd", True)],
+)
+def test_numbers_that_overflow_end_their_own_request_alone(
+    tokenizer: Tokenizer,
+    name: str,
+    resident: bool,  # noqa: FBT001 -- a parameter
+) -> None:
     """A text whose logits are NaN ends with an error, at its prefill or later; who runs beside it notices nothing."""
     config = tiny_config(vocab=VOCABULARY, hidden=32, heads=2, kv_heads=1, context=64)
     sound, broken = (Transformer(config, random_weights(config, 3), torch.float64) for _ in range(2))
@@ -95,7 +104,8 @@ def test_numbers_that_overflow_end_their_own_request_alone(tokenizer: Tokenizer,
     text = alone.result(expected).token_ids
     late = text[8]
     prompts = [[token] for token in range(65, 91) if token not in text]
-    running = session(broken, tokenizer, name, trace=TraceWriter([], {}))
+    place = Resident(CpuPlace()) if resident else None
+    running = session(broken, tokenizer, name, trace=TraceWriter([], {}), resident=place)
     broken.embedding[prompts[0][0]] = torch.nan
     faulty, healthy = (
         running.add(prompts[0], Options(20)),
