@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.attention_option import require_attention
+from fsm_spec.executor.draft_option import require_drafts
 from fsm_spec.executor.loading import load_weights, progress_bar
 from fsm_spec.executor.quantization_option import require_quantization
 from fsm_spec.executor.threads import default_threads
@@ -81,6 +82,7 @@ def execute(run: Run) -> None:
     refuse_abstract(table)
     policy = load_policy(run.policy)
     refuse_given(policy, run.settings)
+    require_drafts(table, run.drafters)
     _check_text(run)
     settings = trained_settings(loaded.spec, run.settings, policy, _block_size(run.model))
     if settings != run.settings:
@@ -158,9 +160,7 @@ def _prepare(run: Run, table: Table, policy: Policy) -> tuple[ModelFiles, list[l
     from fsm_spec.executor.adapter import adapter_settings
     from fsm_spec.executor.generate import context_limit, pool_for, require_mask_id, require_sampling
     from fsm_spec.executor.models.load import open_model
-    from fsm_spec.executor.models.load_drafters import require_drafts
 
-    require_drafts(table, run.drafters)
     if run.adapter is not None:
         adapter_settings(run.adapter)
     options = _options(run, 0)

@@ -163,3 +163,8 @@ def main() -> None:
         application([] if own else None)()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except SystemExit as ended:
+        # The libraries that print help end with 1 where its reader has gone, which `check` means otherwise.
+        if isinstance(ended.__context__, BrokenPipeError):
+            sys.exit(PIPE_CLOSED)
+        raise

@@ -12,13 +12,13 @@ import typer
 from fsm_spec import replay as traces
 from fsm_spec.checker import recorded
 from fsm_spec.compile import compile_table
-from fsm_spec.drawing import diagram, mask_drawing
+from fsm_spec.drawing import block_mask, diagram, mask_drawing
 from fsm_spec.drawing import show as reading
 from fsm_spec.drawing import state_drawing as drawing
 from fsm_spec.errors import UserError
 from fsm_spec.language import schema as generated
 from fsm_spec.load import load, shipped
-from fsm_spec.screen import Screen
+from fsm_spec.screen import FoldedScreen
 from fsm_spec.wording import counted
 from fsm_spec.writing import writing
 
@@ -48,7 +48,7 @@ def show(spec: str, form: str, settings: dict[str, int], output: Path | None, *,
         raise UserError(f"{table.name} has no forwards, so it has no block masks; show it without --masks")
     if form == "text" and output is None and sys.stdout.isatty():
         styled = reading.styled_masks if masks else reading.styled
-        Screen(highlight=False).print(styled(table), end="", soft_wrap=True)
+        FoldedScreen(whole=block_mask.DRAWN).print(styled(table), end="")
         return
     _write(writers[form](table), output)
 
@@ -135,4 +135,5 @@ def specs(*, as_json: bool) -> None:
     for name, spec in known.items():
         sentence = spec.about.strip().partition(". ")[0].rstrip(".")
         rows.append([name, spec.lossless.claim if spec.lossless else "", sentence])
-    typer.echo("\n".join(reading.columns(rows, indent="")))
+    lines = reading.columns(rows, indent="")
+    FoldedScreen(hang=lines[0].index("about")).print("\n".join(lines), markup=False)

@@ -17,7 +17,16 @@ import yaml
 from fsm_spec.compile import CompileError, compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.language import source
-from fsm_spec.language.findings import MAX_FINDINGS, Finding, Path, SpecFindings, closest, nearest, path_text
+from fsm_spec.language.findings import (
+    MAX_FINDINGS,
+    MENDED,
+    Finding,
+    Path,
+    SpecFindings,
+    closest,
+    nearest,
+    path_text,
+)
 from fsm_spec.language.repair import Draft
 from fsm_spec.language.source import Position, Source
 from fsm_spec.language.spec import Spec
@@ -139,7 +148,7 @@ def find(name_or_path: str | FilePath) -> FilePath:
         beside = sorted(path.parent.glob("*.y*ml"))[:200] if _is_folder(path.parent) else []
         # By the names alone: folder and suffix make any two paths look alike.
         meant = {file.stem: str(file) for file in beside} or {name: name for name in known}
-        match = closest(path.stem, meant)
+        match = closest(path.stem, meant, MENDED)
         way_out = (
             f'did you mean "{meant[match]}"?' if match else "give the path of a YAML file, or a shipped name"
         )

@@ -103,7 +103,9 @@ def execute(bench: Bench, *, page: Path | None, beside: list[Path], as_json: boo
     settings = bench.settings(requests, measured.about)
     name = f"{measured.about.get('spec', bench.target.url)}"
     failed = {cause: each.count for cause, each in measured.failed.items()}
-    invented = not prompts.rows and guessable(measured.summary)
+    # Under synthetic rates no text matters.
+    told = prompts.rows or measured.about.get("synthetic")
+    invented = not told and guessable(measured.summary)
     scenario = report.Scenario(
         f"{name}, measured",
         settings,

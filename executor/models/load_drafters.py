@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fsm_spec.errors import UserError
+from fsm_spec.executor.draft_option import LAYERS, RANDOM, require_drafts
 from fsm_spec.executor.models.context_head import load_context_head
 from fsm_spec.executor.models.drafter import Drafter
 from fsm_spec.executor.models.feature_head import load_feature_head
@@ -18,11 +18,6 @@ from fsm_spec.executor.models.token_heads import load_token_heads
 from fsm_spec.executor.models.transformer import Transformer
 from fsm_spec.table import Table
 
-# Self-speculation: so many of the target's first layers in place of a checkpoint.
-_LAYERS = "layers:"
-# Untrained weights, which show that a spec runs and draft badly.
-_RANDOM = "random"
-
 
 def load_drafters(table: Table, given: Mapping[str, str], target: LoadedModel) -> dict[str, Drafter]:
     """Load a draft model for each name of a table -> by name.
@@ -32,51 +27,25 @@ def load_drafters(table: Table, given: Mapping[str, str], target: LoadedModel) -
     or unknown, and for a checkpoint that does not fit.
     """
     require_drafts(table, given)
-    drawn = random_drafters(table, target.transformer) if _RANDOM in given.values() else {}
+    drawn = random_drafters(table, target.transformer) if RANDOM in given.values() else {}
     return {
-        name: drawn[name] if given.get(name) == _RANDOM else _load(plan.kind, name, given.get(name), target)
+        name: drawn[name] if given.get(name) == RANDOM else _load(plan.kind, given.get(name), target)
         for name, plan in table.models.items()
     }
 
 
-def require_drafts(table: Table, given: Mapping[str, str]) -> None:
-    """Raise UserError for a draft model that is unknown, missing, or not where it is said to be; reads no file."""
-    for name in given:
-        if name not in table.models:
-            known = ", ".join(table.models) or "none"
-            raise UserError(f"--draft {name}: {table.name} has no draft model of that name; it has {known}")
-    for name, plan in table.models.items():
-        if name not in given and plan.kind != "token_heads":
-            raise UserError(
-                f"the spec drafts with a {plan.kind.replace('_', ' ')} called {name}; give --draft {name}=FOLDER"
-            )
-
-
-def _load(kind: str, name: str, place: str | None, target: LoadedModel) -> Drafter:
+def _load(kind: str, place: str | None, target: LoadedModel) -> Drafter:
     model = target.transformer
     if kind == "token_heads" and place is None:
         return load_token_heads(target.folder, model, model.dtype)
     assert place is not None, "`require_drafts` asks for it"
     if kind == "language_model":
-        if place.startswith(_LAYERS):
-            return LanguageDrafter(first_layers(model, _count(name, place)), target.config)
+        if place.startswith(LAYERS):
+            return LanguageDrafter(first_layers(model, int(place.removeprefix(LAYERS))), target.config)
         return LanguageDrafter(load_model(place, model.dtype).transformer, target.config, place)
-    if place.startswith(_LAYERS):
-        raise UserError(
-            f"--draft {name}={place}: layers of the target are a language model, no {kind}; give a folder"
-        )
     loaders: dict[str, Callable[[Path, Transformer, torch.dtype], Drafter]] = {
         "context_head": load_context_head,
         "feature_head": load_feature_head,
         "token_heads": load_token_heads,
     }
     return loaders[kind](Path(place), model, model.dtype)
-
-
-def _count(name: str, place: str) -> int:
-    count = place.removeprefix(_LAYERS)
-    if not count.isdigit():
-        raise UserError(
-            f"--draft {name}={place}: {count!r} is no number of layers; write layers:4, for example"
-        )
-    return int(count)

@@ -14,6 +14,7 @@ from fsm_spec.compile import compile_table
 from fsm_spec.errors import UserError
 from fsm_spec.executor.attention_option import require_attention
 from fsm_spec.executor.command import capture_graphs, trace_file
+from fsm_spec.executor.draft_option import require_drafts
 from fsm_spec.executor.loading import load_weights, progress_bar
 from fsm_spec.executor.quantization_option import require_quantization
 from fsm_spec.executor.server import logs
@@ -92,12 +93,11 @@ def execute(run: Serving, settings: dict[str, Any]) -> None:
 def _serve(run: Serving, settings: dict[str, Any], sockets: list[socket.socket]) -> None:
     logs.set_up(as_json=run.log_json)
     loaded = load(run.spec)
-    chosen_policy(run)
+    refuse_spec(run, loaded)
     chosen_device(run)
     refuse_model(run)
     with logs.timed("checking", "checked", spec=loaded.spec.spec) as found:
         verdict = found["verdict"] = judge(loaded, run.params, run.spec, unproved=run.unproved)
-    refuse_spec(run, loaded)
 
     from fsm_spec.executor.server.listen import listen
 
@@ -125,14 +125,13 @@ def refuse_model(run: Serving) -> None:
 
 
 def refuse_spec(run: Serving, loaded: Loaded) -> None:
-    """Raise UserError for what spec and options tell about each other, before weights are read."""
-    from fsm_spec.executor.generate import require_prefixes
-    from fsm_spec.executor.models.load_drafters import require_drafts
-
+    """Raise UserError for what spec and options tell about each other, before anything takes its time."""
     table = compile_table(loaded.spec, run.params, line_of=loaded.line_of)
     refuse_abstract(table)
     require_drafts(table, run.drafters)
     if run.prefix_cache:
+        from fsm_spec.executor.generate import require_prefixes
+
         require_prefixes(table)
     synthetic = chosen_synthetic(run, tiers_of(table, chosen_policy(run)).largest)
     if synthetic is not None:

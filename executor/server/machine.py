@@ -61,16 +61,17 @@ def snapshot(served: Served, worker: Worker, meter: Meter) -> dict[str, Any]:
         if job is None:
             continue
         request = worker.session.request(number)
+        state = table.states[int(engine.columns["state"][slot])].name
         live.append(
             {
                 "id": job.request_id,
                 "index": job.index,
-                "state": table.states[int(engine.columns["state"][slot])].name,
+                "state": state,
                 "columns": {
                     name: int(values[slot]) for name, values in engine.columns.items() if name != "state"
                 },
                 "pages": int(engine.pages[slot]),
-                "path": list(meter.paths.get(number, ())),
+                "path": list(meter.paths.get(number, (state,))),
                 "rounds": request.rounds,
                 "acceptance_length": request.emitted / request.rounds if request.rounds else None,
                 "seconds": round(time.perf_counter() - job.arrived, 3),

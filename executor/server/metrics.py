@@ -116,7 +116,9 @@ class Metrics:
             "fsm_spec:transitions", "Transitions of requests.", "from_state", "event", "to"
         )
         self.phase_seconds = make("fsm_spec:phase_seconds", "Time in launches, by what ran in them.", "phase")
-        self.launches = make("fsm_spec:launches", "Launches: forwards, and steps that run no model.")
+        self.launches = make(
+            "fsm_spec:launches", "Launches: forwards of target and draft models, and steps that run no model."
+        )
         self.loop_seconds = make("fsm_spec:engine_seconds", "Time in iterations of the engine.")
         self.rejected = make("fsm_spec:requests_rejected", "Requests refused, by code.", "code")
         self.emitted = make("fsm_spec:emitted_tokens", "Tokens that rounds emitted; prefills left out.")

@@ -20,7 +20,7 @@ from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.language.findings import SpecFindings, nearest
 from fsm_spec.load import Loaded, load
 from fsm_spec.policy_file import load_policy
-from fsm_spec.screen import Screen
+from fsm_spec.screen import FoldedScreen
 from fsm_spec.tiers import refuse_given, tiers_of
 from fsm_spec.writing import writing
 
@@ -111,7 +111,7 @@ def execute(
         contents = [answer.content() for answer in answers]
         _print_json(contents)
     else:
-        console = Screen(highlight=False, soft_wrap=True)
+        console = FoldedScreen(whole=r"^\s*replay: ")  # a command to copy
 
         def command(answer: Answer, decided: Decided) -> str:
             return replay_command(answer, decided, bounds, reports)

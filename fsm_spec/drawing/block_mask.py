@@ -24,6 +24,8 @@ MOST_LINES: Final = 16
 TEXT_NODES: Final = 12
 SEEN: Final[dict[str, str]] = {"keep": "█", "provisional": "▓", "open": "▚", "scratch": "▒"}
 UNSEEN: Final = "·"
+# Matches lines of a drawing, and of the numbers above it; not the legend.
+DRAWN: Final = r"[█▓▚▒]{2}|·|⋱|^\s+\d( \d)*$"
 # A run that sees itself row by row, each up to itself.
 STAIRS: Final = "◣"
 

@@ -16,6 +16,8 @@ from fsm_spec.language.sentence import describe, keys_of, merged, sentence
 from fsm_spec.language.source import Position, Source
 from fsm_spec.language.spec import Spec
 
+# Inside {} a comma ends the value, and the rest of an expression reads as keys without values.
+_COMMA: Final = "; inside {} a comma ends a value, so quote an expression that holds one"
 _EXPECTED: Final = re.compile(r"'([^']*)'")
 Fault = tuple[Path, str, Position | None]
 
@@ -168,7 +170,8 @@ class Draft:
     def _unknown_key(self, path: Path) -> None:
         key, holder = str(path[-1]), path[:-1]
         keys = keys_of(self._mended_path(holder), self.mended)
-        self._report(path, f"unknown key {quoted(key)}{nearest(key, keys)}", self.source.keys[path])
+        way_out = _COMMA if self._cut_off(path) else nearest(key, keys)
+        self._report(path, f"unknown key {quoted(key)}{way_out}", self.source.keys[path])
         taken = {name for place, name in self.renamed.items() if place[:-1] == holder}
         match = closest(
             key, [name for name in keys if name not in taken and name not in self.at(holder)], MENDED
@@ -179,6 +182,13 @@ class Draft:
             self._drop(path)
         else:
             self.renamed[path] = match
+
+    def _cut_off(self, path: Path) -> bool:
+        """Tell whether a key is the rest of an expression, as in `{max: max(k, g)}`: some rest closes too much."""
+        rests = [str(key) for key, value in self.at(path[:-1]).items() if value is None]
+        return path[-1] in rests and any(
+            key.count(close) > key.count(open_) for key in rests for open_, close in ("()", "[]")
+        )
 
     def _mended_path(self, path: Path) -> Path:
         """Translate a path of the file to the mended data's."""

@@ -27,7 +27,23 @@ from fsm_spec.replay import replay
         ("echo.yaml", ("--policy", "greedy"), "block each other"),
         ("echo.yaml", ("--policy", "nobody"), "no policy is called"),
         ("echo.yaml", ("--set", "k=99"), "k=99 is out of range"),
-        ("echo.yaml", ("--draft", "x"), "write NAME=FOLDER"),
+        ("echo.yaml", ("--draft", "x"), "write NAME=FOLDER, NAME=layers:N or NAME=random"),
+        (
+            "draft_lm",
+            (),
+            "give --draft draft=FOLDER, draft=layers:N (the target's first N layers) or draft=random",
+        ),
+        (
+            "dflash",
+            (),
+            "dflash drafts with a context head called draft; give --draft draft=FOLDER or draft=random",
+        ),
+        ("draft_lm", ("--draft", "draft=layers:x"), "'x' is no number of layers; write layers:4"),
+        (
+            "dflash",
+            ("--draft", "draft=layers:2"),
+            "layers of the target are a language model, no context_head",
+        ),
         ("echo.yaml", ("--log-format", "xml"), "give text or json"),
         ("echo.yaml", ("--model", "nowhere"), 'there is no model "nowhere"'),
         ("echo.yaml", ("--mask-id", "9999"), "mask id 9999 is out of range"),
@@ -45,7 +61,7 @@ def test_what_cannot_be_served_is_refused(
 ) -> None:
     """A broken or refuted spec, a policy that stands still, or a wrong option never has weights read."""
     monkeypatch.delattr(SafetensorsFolder, "__enter__")
-    path = project / "docs" / "examples" / spec
+    path = project / "docs" / "examples" / spec if spec.endswith(".yaml") else spec
     # Any port: tests run side by side, and of two servers on one port the second ends before all else.
     given = ["serve", str(path), "--model", str(folder), "--port", "0", *options]
     done = CliRunner().invoke(application(), given)

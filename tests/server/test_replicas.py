@@ -165,6 +165,7 @@ def test_leavers_and_limits_are_the_fronts(folder: Path) -> None:
             state = running.http.get("/v1/fsm/requests").json()
             assert (2, 2) == (len(state["live"]), state["waiting"])
             assert {0, 1} == {each["replica"] for each in state["live"]}
+            assert all([each["state"]] == each["path"] for each in state["live"])
         ended = running.settled_replicas(2 * PAGES)
         assert ended["vllm:request_success_total/front/abort"] >= 1
         assert ended["vllm:num_requests_waiting"] == 0

@@ -534,11 +534,10 @@ def test_start_imports_no_heavy_library() -> None:
     assert "[]" == done.stdout.splitlines()[-1]
 
 
-def test_closed_pipe_is_quiet() -> None:
-    """A reader that has gone away, as `| head` does, gives no complaint."""
-    with subprocess.Popen(
-        command_line("show", "ar"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as child:
+@pytest.mark.parametrize("given", [("show", "ar"), ("--help",), ("check", "--help")])
+def test_closed_pipe_is_quiet(given: tuple[str, ...]) -> None:
+    """A reader that has gone away, as `| head` does, gives no complaint, in help as elsewhere."""
+    with subprocess.Popen(command_line(*given), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None
         child.stdout.close()

@@ -99,6 +99,8 @@ def test_unknown_specs_name_the_nearest(tmp_path: Path) -> None:
         find(tmp_path)
     with pytest.raises(UserError, match=r"no spec file '/nowhere/ar.yaml'; did you mean \"ar\"\?"):
         find("/nowhere/ar.yaml")
+    with pytest.raises(UserError, match="no spec file 'docs/nothing'; give the path of a YAML file"):
+        find("docs/nothing")
     for odd in ("a\0b", "x" * 5_000, "", str(tmp_path)):
         with pytest.raises(UserError):
             find(odd)

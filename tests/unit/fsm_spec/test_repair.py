@@ -11,6 +11,7 @@ MASKS = (
     "      - {{{}source: mask, count: n - 1, weights: adapter, logits: shifted, kv: scratch}}\n    ops:\n"
     "      - {{op: sample, rows: clean"
 )
+COMMA = "; inside {} a comma ends a value, so quote an expression that holds one"
 
 
 def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
@@ -116,6 +117,10 @@ def findings(name: str, *replaced: tuple[str, str]) -> list[str]:
             "the end")]),
         ("ngram", "forward: propose", "KV: propose", ['32:27 states.propose.KV: unknown key "KV"; did you mean "kv"?']),
         ("isd", "keep: 1,", "keep: ,", ["35:30 transitions[0].keep: expected an expression, found nothing"]),
+        ("dflash", "max: b,", "max: max(b, k, 2) + 0,", [
+            "16:30 columns.fresh.max: expected ')', found the end",
+            '16:32 columns.fresh.k: unknown key "k"' + COMMA,
+            '16:35 columns.fresh["2) + 0"]: unknown key "2) + 0"' + COMMA]),
         ("isd", "from: cold,", "from cold,", [
             '35:5 transitions[0]: the key "from" is missing',
             '35:6 transitions[0]["from cold"]: unknown key "from cold"; did you mean "from"?']),
