@@ -174,6 +174,13 @@ class DraftForward:
 
     def _ancestors(self, front: DraftRow, tree: Tree) -> Iterator[Fault]:
         """Hold the slots in front of a tree's rows to the nodes before them, in order: so the mask reads them."""
+        last = self.rows[-1].number
+        if last >= len(tree.tokens):
+            message = (
+                f"{front.segment.name} reads node {last} of a tree of {len(tree.tokens)} nodes{self._where()}"
+            )
+            yield self._path(front, "source"), f"{message}; set its carry to the grown tree first"
+            return
         first = front.number - (front.slot - self.end)
         for slot in range(self.end, front.slot):
             node = first + slot - self.end

@@ -186,6 +186,9 @@ class Forward:
             tokens, parents = [root[0]], [-1]
         if op.rule == "level":
             added = [len(tokens) - 1] * top
+            if rows < 1:
+                message = f"a level of {top} is grown from no row{self._where()}"
+                self.wrong.append(((*path, "rows"), f"{message}; a row gives the children of each node"))
             if len(tokens) + top > size:
                 message = f"a level of {top} is added to {len(tokens)} nodes, and the tree holds {size}{self._where()}"
                 self.wrong.append(((*path, "size"), f"{message}; end the loop before, or let it hold more"))
