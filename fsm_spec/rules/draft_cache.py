@@ -14,6 +14,7 @@ from fsm_spec.language.expression import Const, Expr, Name, Op, to_text
 from fsm_spec.language.linear import bounds, difference, simplify
 from fsm_spec.life_cycle import FIRST
 from fsm_spec.rules.draft_rows import BESIDE
+from fsm_spec.wording import counted
 
 if TYPE_CHECKING:
     from fsm_spec.language.expression import Bounds
@@ -129,23 +130,24 @@ def _balance(
     if simplify(expression.substitute(difference(lacks, after), known)) == Const(0):
         return
     missing, said = (simplify(expression.substitute(each, known)) for each in (lacks, after))
-    message = (
-        f"the cache of {model.name} lacks {_rows(missing)} here, and behind comes out as {to_text(said)}"
-    )
+    message = f"the cache of {model.name} {_lacks(missing)} here, and behind comes out as {to_text(said)}"
     ways = []
     if own:
         kept = simplify(
             expression.substitute(difference(expression.add(row.keep, model.behind), after), known)
         )
         ways.append(f"keep: {to_text(kept)}")
-    # What the set leaves as it is, nobody has to be told to set; and no column holds less than 0 rows.
-    if missing != model.behind and not (isinstance(missing, Const) and missing.value < 0):
+    # A forward of its own that keeps nothing shall keep; and no column holds less than 0 rows.
+    if not (own and missing == model.behind) and not (isinstance(missing, Const) and missing.value < 0):
         ways.append(f"let set give {to_text(model.behind)} the value {to_text(missing)}")
     yield path, f"{message} ({under}); {' or '.join(ways) or 'keep no more than the target has'}"
 
 
-def _rows(count: Expr) -> str:
-    return f"{to_text(count)} row{'' if count == Const(1) else 's'}"
+def _lacks(count: Expr) -> str:
+    """Say how far a cache is behind the target's, or ahead of it."""
+    if isinstance(count, Const) and count.value < 0:
+        return f"holds {counted(-count.value, 'row')} more than the target's"
+    return f"lacks {counted(count.value, 'row') if isinstance(count, Const) else f'{to_text(count)} rows'}"
 
 
 def _gap(

@@ -177,7 +177,7 @@ def test_slips_of_draft_caches_are_findings(spec: str) -> None:
     assert refused > 12
 
 
-def acceptance_of_itself(table: Table) -> float:
+def acceptance_of_itself(table: Table) -> float | None:
     """Give the acceptance length where the target drafts for itself: g + 1 where no draft is lost."""
     model = tiny_model(layers=2, vocab=48)
     drafter = LanguageDrafter(model, model.config)

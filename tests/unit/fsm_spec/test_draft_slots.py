@@ -125,8 +125,8 @@ def test_a_guard_that_leaves_two_values_pins_nothing() -> None:
 def test_a_cache_ahead_of_the_target_is_told_to_keep_less() -> None:
     """A negative number of missing rows is no value of a column."""
     text = changed(BOTH, "{from: begin, to: more, keep: late,", "{from: begin, to: more, keep: late + 1,")
-    found = "the cache of early lacks -1 rows here, and behind comes out as 0 (k=4, g=3); keep: late"
-    assert f"transitions[4]: {found}" in findings(text)
+    found = "the cache of early holds 1 row more than the target's here, and behind comes out as 0 (k=4, g=3)"
+    assert f"transitions[4]: {found}; keep: late" in findings(text)
 
 
 @pytest.mark.parametrize(
