@@ -9,73 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from fsm_spec.language.expression import evaluate
 from fsm_spec.language.scope import PENDING, shown_values
+from fsm_spec.rules.position_place import FIRST_DRAFT, MASK, BlockRow, Place, Tokens, Tree
 
 if TYPE_CHECKING:
     from fsm_spec.language.findings import Path
     from fsm_spec.language.piece import Piece
     from fsm_spec.plan import ForwardPlan, OperatorPlan
+    from fsm_spec.rules.draft_slots import DraftForward
     from fsm_spec.rules.positions import Follower
     from fsm_spec.table import Row
-
-# A place in the text is its number from 0; drafts and noise count down from here, each another.
-MASK: Final = -1
-FIRST_DRAFT: Final = -2
-Tokens = tuple[int, ...]
-
-
-class Tree(NamedTuple):
-    """Hold the nodes of a tree: their tokens and parents, -1 for the root."""
-
-    tokens: Tokens
-    parents: Tokens
-
-
-@dataclass(frozen=True)
-class Place:
-    """Say where a request is: its columns, and what its carries hold."""
-
-    columns: Mapping[str, int]
-    carries: Mapping[str, Tokens | Tree]
-
-    @property
-    def text(self) -> int:
-        """Count the tokens of the text so far."""
-        return self.columns["prompt"] + self.columns["emitted"]
-
-    def key(self, read: frozenset[str]) -> tuple[object, ...]:
-        """Give what the further way depends on: places from the end of the text, drafts by their order."""
-        drafts: dict[int, int] = {}
-
-        def moved(token: int) -> int | str:
-            if token >= 0:
-                # Committed KV stays, so a token before it fits nowhere again, however far back it stands.
-                return token - self.text if token >= self.columns["kv"] else "past"
-            return "mask" if token == MASK else f"draft {drafts.setdefault(token, len(drafts))}"
-
-        columns = {**self.columns, "kv": self.columns["kv"] - self.text}
-        gone = {"prompt", "limit", "emitted"} - read
-        held = [
-            (name, tuple(map(moved, value.tokens)), value.parents)
-            if isinstance(value, Tree)
-            else (name, tuple(map(moved, value)))
-            for name, value in sorted(self.carries.items())
-        ]
-        return tuple(value for name, value in columns.items() if name not in gone), tuple(held)
-
-
-class BlockRow(NamedTuple):
-    """Hold a live row: its number in the plan, its token and position, and the rows of the block that it sees."""
-
-    number: int
-    token: int
-    position: int
-    base: bool
-    shifted: bool
-    sees: tuple[int, ...]
 
 
 @dataclass
@@ -92,6 +38,8 @@ class Forward:
     became: dict[int, int] = field(default_factory=dict)
     path: Tokens = ()
     wrong: list[tuple[Path, str]] = field(default_factory=list)
+    # The rows of a draft model, where one runs.
+    drafting: DraftForward | None = None
 
     @cached_property
     def by_number(self) -> dict[int, BlockRow]:
@@ -104,7 +52,20 @@ class Forward:
 
     def operate(self) -> bool:
         """Run all operators in order; False where drafts cannot have this outcome."""
-        return all(self._operator(op, index) for index, op in enumerate(self.plan.operators))
+        if not all(self._operator(op, index) for index, op in enumerate(self.plan.operators)):
+            return False
+        # What stands is known behind all judges.
+        for op in self.plan.operators:
+            if op.op == "capture" and self.drafting is None:
+                self.results[op.out[0]] = self._captured(op)
+        return True
+
+    def _captured(self, op: OperatorPlan) -> Tokens:
+        """Give the places of rows whose hidden states are handed on; those of rows that saw another text have none."""
+        rows = [row for name in op.rows for row in self._of(name)]
+        if "path" in op.read:
+            rows = [self.by_number[number] for number in self.path]
+        return tuple(row.position if self._clean(row) else self.follower.draft() for row in rows)
 
     def _operator(self, op: OperatorPlan, index: int) -> bool:
         path: Path = ("forwards", self.plan.name, "ops", index)
@@ -113,7 +74,7 @@ class Forward:
         if op.op == "sample":
             self.results[out[0]] = tuple(self._predicted(row) for row in read)
         elif op.op == "accept":
-            return self._accepted(op, read)
+            return self._accepted(op, read, path)
         elif op.op == "walk":
             return self._walked(op, path)
         elif op.op == "unmask":
@@ -123,15 +84,12 @@ class Forward:
         elif op.op == "prune":
             self.results[out[0]] = self._pruned(op)
         elif op.op == "lookup":
-            self.results[out[0]] = tuple(self.follower.draft() for _ in range(op.number("size")))
+            self.results[out[0]] = self.follower.looked_up(self.before, op.number("size"))
         return not self.wrong
 
     def _of(self, name: str) -> list[BlockRow]:
-        if self.plan.model is not None:
-            # Rows of a draft model propose: nobody knows what they see.
-            segment = self.plan.segment(name)
-            count = evaluate(segment.count, self.before.columns)
-            return [BlockRow(-1, MASK, 0, base=False, shifted=False, sees=()) for _ in range(count)]
+        if self.drafting is not None:
+            return self.drafting.block(name)
         segment = self.plan.segment(name)
         return [row for row in self.rows if segment.first <= row.number < segment.first + segment.max_count]
 
@@ -150,28 +108,38 @@ class Forward:
         return seen == [(place, place, True) for place in range(kv, row.position + 1)]
 
     def _predicted(self, row: BlockRow) -> int:
-        if row.shifted and row.number >= 0 and self._clean(row):
+        if self.drafting is not None:
+            return self.follower.draft(row.position + row.shifted)
+        if row.shifted and self._clean(row):
             return row.position + 1
         return self.follower.draft()
 
-    def _accept(self, draft: int, judge: BlockRow) -> bool:
+    def _accept(self, draft: int, judge: BlockRow, path: Path) -> bool:
         """Make an accepted draft the token of its place; False where it is another token for sure."""
         draft = self._token(draft)
         given = self._predicted(judge)
         if given < 0:
             return True  # nobody vouches for it: it stays a draft
         if draft <= FIRST_DRAFT:
+            meant = self.follower.place_of(draft)
+            if meant not in (None, given):
+                message = (
+                    f"the draft of place {meant - self.before.text + 1} behind the text is judged as that of"
+                )
+                message = f"{message} place {given - self.before.text + 1}{self._where()}"
+                self.wrong.append((path, f"{message}; let each draft stand where it was drafted for"))
+                return False
             self.became[draft] = given
             return True
         return draft == given
 
-    def _accepted(self, op: OperatorPlan, judges: Sequence[BlockRow]) -> bool:
+    def _accepted(self, op: OperatorPlan, judges: Sequence[BlockRow], path: Path) -> bool:
         assert op.drafts is not None
         drafts = self.follower.piece(op.drafts, self.before, {}, self._values)
         count = self.counts[op.out[0]]
         if count >= len(judges) or count > len(drafts):
             return False
-        if not all(self._accept(drafts[index], judges[index]) for index in range(count)):
+        if not all(self._accept(drafts[index], judges[index], (*path, "drafts")) for index in range(count)):
             return False
         self.results[op.out[1]] = (self._predicted(judges[count]),)
         return True
@@ -188,7 +156,7 @@ class Forward:
         if not isinstance(tree, Tree) or len(way) <= count or len(self.rows) <= max(way):
             return False
         for before, node in pairwise(way):
-            if not self._accept(tree.tokens[node], self.rows[before]):
+            if not self._accept(tree.tokens[node], self.rows[before], (*path, "tree")):
                 return False
         self.path = way
         depth = op.number("depth")
@@ -218,6 +186,9 @@ class Forward:
             tokens, parents = [root[0]], [-1]
         if op.rule == "level":
             added = [len(tokens) - 1] * top
+            if rows < 1:
+                message = f"a level of {top} is grown from no row{self._where()}"
+                self.wrong.append(((*path, "rows"), f"{message}; a row gives the children of each node"))
             if len(tokens) + top > size:
                 message = f"a level of {top} is added to {len(tokens)} nodes, and the tree holds {size}{self._where()}"
                 self.wrong.append(((*path, "size"), f"{message}; end the loop before, or let it hold more"))
@@ -226,7 +197,9 @@ class Forward:
             if size > 1 and rows < 1:
                 message = f"a tree of {size} nodes is grown from no row{self._where()}"
                 self.wrong.append(((*path, "rows"), f"{message}; a row gives the law of each depth"))
-        tokens += [self.follower.draft() for _ in added]
+        for parent in added:
+            place = self.follower.place_of(tokens[parent]) if self.drafting is not None else None
+            tokens.append(self.follower.draft(None if place is None else place + 1))
         return Tree(tuple(tokens), (*parents, *added))
 
     def _pruned(self, op: OperatorPlan) -> Tree:
@@ -255,11 +228,15 @@ class Forward:
                 known = self.results.get(pieces[0].name, self.before.carries.get(pieces[0].name))
                 if known is not None:
                     carries[name] = known
-            elif carry.type == "token":
+            elif carry.type in ("token", "feature"):
                 mask = any(piece.name == "mask" for piece in pieces)
                 tokens = [t for piece in pieces if piece.name != "mask" for t in self._piece(piece)]
                 carries[name] = self.follower.filled(tokens, size, MASK if mask else None)
-        return Place(columns, {name: self._renamed(value) for name, value in carries.items()})
+        caches = {
+            name: {slot: each._replace(token=self._token(each.token)) for slot, each in slots.items()}
+            for name, slots in self.before.caches.items()
+        }
+        return Place(columns, {name: self._renamed(value) for name, value in carries.items()}, caches)
 
     def _renamed(self, value: Tokens | Tree) -> Tokens | Tree:
         if isinstance(value, Tree):

@@ -10,7 +10,8 @@ whatever way they went: through carries, slices, groups or trees.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +20,10 @@ from fsm_spec.errors import UnhandledEvent
 from fsm_spec.language.expression import Const, evaluate, names
 from fsm_spec.language.scope import PENDING, sources_of
 from fsm_spec.oracle import oracle
-from fsm_spec.rules.position_forward import FIRST_DRAFT, MASK, BlockRow, Forward, Place, Tokens, Tree
+from fsm_spec.rules.draft_cache import committed
+from fsm_spec.rules.draft_slots import DraftForward, after_round
+from fsm_spec.rules.position_forward import Forward
+from fsm_spec.rules.position_place import FIRST_DRAFT, MASK, BlockRow, Place, Tokens, Tree
 from fsm_spec.rules.soundness import shown_params
 from fsm_spec.table import NO_STOP, PREFILL, STOP
 
@@ -29,14 +33,18 @@ if TYPE_CHECKING:
     from fsm_spec.plan import ForwardPlan, SegmentPlan
     from fsm_spec.table import Table
 
-_PROMPT: Final = 3
+# No small number of a spec, so that nothing comes out right because the prompt is as long.
+_PROMPT: Final = 11
 _ENDLESS: Final = 1_000_000
 # Steps that one table may take, a second or two; the shipped specs need 20 under the checker's parameters.
 _MOST_STEPS: Final = 20_000
 
 
-def faults_of(table: Table) -> Iterator[tuple[Path, str]]:
-    """Report what is emitted or kept at another place of the text than its own, and trees beyond their sizes."""
+def faults_of(table: Table, within: int | None = None) -> Iterator[tuple[Path, str]]:
+    """Report what is emitted, kept or read at another place than its own, and trees beyond their sizes.
+
+    `within` ends the walk after so many steps without a word; else too many are a fault.
+    """
     if table.contract not in ("pending", "full"):
         return
     own = [row.index for row in table.rows if not row.built_in]
@@ -45,7 +53,7 @@ def faults_of(table: Table) -> Iterator[tuple[Path, str]]:
         index: ("transitions", number) for index, number in zip(own, origin, strict=True)
     }
     # Whatever follows from the first one would only repeat it.
-    yield from Follower(table, paths).walked()[:1]
+    yield from Follower(table, paths, within).walked()[:1]
 
 
 @dataclass
@@ -54,9 +62,12 @@ class Follower:
 
     table: Table
     paths: Mapping[int, Path]
+    within: int | None = None
     drafts: int = FIRST_DRAFT
     steps: int = 0
     found: list[tuple[Path, str]] = field(default_factory=list)
+    # The places that draft models have drafted for.
+    places: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Note whether the spec says anything of its tokens; trees are held to their sizes in any case."""
@@ -65,35 +76,56 @@ class Follower:
 
     def walked(self) -> list[tuple[Path, str]]:
         """Follow all ways, breadth first, and give what was found."""
-        read = self._read()
         # A carry that nobody could walk through counts as too many steps.
         self.steps = sum(carry.shape[0] or 0 for carry in self.table.carry)
-        todo = [self._start()] if self.steps <= _MOST_STEPS else []
-        met = {place.key(read) for place in todo}
+        most = self._most
+        todo = [self._start()] if self.steps <= most else []
+        met = {place.key(self) for place in todo}
         for place in todo:  # it grows while it is walked
             if self.found:
                 break
             for after in self._steps(place):
-                key = after.key(read)
+                key = after.key(self)
                 if key not in met:
                     met.add(key)
                     todo.append(after)
-        if self.steps > _MOST_STEPS:
+        if self.steps > most and self.within is None:
             under = shown_params(self.table.params)
-            message = f"rounds cannot be followed within {_MOST_STEPS:,} steps for {under}"
+            message = f"rounds cannot be followed within {most:,} steps for {under}"
             self.found.append((("params",), f"{message}; give smaller check values"))
         return self.found
 
-    def _read(self) -> frozenset[str]:
+    @property
+    def _most(self) -> int:
+        return _MOST_STEPS if self.within is None else self.within
+
+    @cached_property
+    def read(self) -> frozenset[str]:
         """Name what guards and effects read."""
         exprs = [row.guard for row in self.table.rows if not row.built_in]
         exprs += [value for row in self.table.rows if not row.built_in for _, value in row.sets]
         return frozenset(name for expr in exprs for name in names(expr))
 
-    def draft(self) -> int:
-        """Give a draft that is nobody's token yet."""
+    def draft(self, place: int | None = None) -> int:
+        """Give a draft that is nobody's token yet, for a place where one is known."""
         self.drafts -= 1
+        if place is not None:
+            self.places[self.drafts] = place
         return self.drafts
+
+    def place_of(self, token: int) -> int | None:
+        """Give the place that a token stands for; None where nobody knows."""
+        return token if token >= 0 else self.places.get(token)
+
+    def looked_up(self, place: Place, size: int) -> Tokens:
+        """Give what a lookup found: it goes on behind the text, whose newest token `full` leaves pending."""
+        if not self.table.models or self.table.contract == "full":
+            return tuple(self.draft() for _ in range(size))
+        return tuple(self.draft(place.text + index) for index in range(size))
+
+    def ends(self, columns: Mapping[str, int]) -> dict[str, int]:
+        """Count the committed slots of each draft model's cache."""
+        return {name: evaluate(committed(each.behind), columns) for name, each in self.table.models.items()}
 
     def _start(self) -> Place:
         columns = oracle(
@@ -110,6 +142,9 @@ class Follower:
                 tokens = tuple(range(columns["kv"], text)) if begun and begun[0].name == "text" else ()
                 filling = MASK if begun and begun[-1].name == "mask" else None
                 carries[carry.name] = self.filled(tokens, size, filling)
+            elif carry.type == "feature":
+                known = (columns["kv"] - 1,) if begun and begun[0].name == "features" else ()
+                carries[carry.name] = self.filled(known, size, None)
         carries[PENDING] = (text - 1 if self.table.contract == "pending" else text,)
         return Place(columns, carries)
 
@@ -127,15 +162,20 @@ class Follower:
         if state.forward is None:
             return
         plan = self.table.forwards[state.forward]
+        drafting = DraftForward(self, plan, place) if plan.model is not None else None
+        if drafting is not None:
+            self.found += drafting.faults()
+            if self.found:
+                return
         rows = self._rows(plan, place)
         args = self.table.events[state.name].args
         ranges = [range(evaluate(a.low, place.columns), evaluate(a.high, place.columns) + 1) for a in args]
         for chosen in product(*ranges):
             self.steps += 1
-            if self.steps > _MOST_STEPS:
+            if self.steps > self._most:
                 return
             counts = {arg.name: value for arg, value in zip(args, chosen, strict=True)}
-            run = Forward(self, plan, place, rows, counts)
+            run = Forward(self, plan, place, rows, counts, drafting=drafting)
             if not run.operate():
                 self.found += run.wrong
                 continue  # no outcome of these drafts, or a tree that cannot be
@@ -149,7 +189,8 @@ class Follower:
             found = run.faults(row, after) if self.claims else []
             self.found += found
             if not found:
-                yield after
+                at_round = self.table.states[done.columns["state"]].round
+                yield replace(after, caches=after_round(self, after, drafting, round_point=at_round))
 
     def _rows(self, plan: ForwardPlan, place: Place) -> list[BlockRow]:
         """Lay out the live rows of a target's forward; what a draft model runs vouches for nothing."""
@@ -164,7 +205,7 @@ class Follower:
             for index in range(evaluate(segment.count, place.columns))
         ]
         numbers = [segment.first + index for segment, index in live]
-        texts = {segment.first: self._texts(segment, place) for segment in plan.segments}
+        texts = {segment.first: self.texts(segment, place) for segment in plan.segments}
         return [
             BlockRow(
                 segment.first + index,
@@ -177,7 +218,8 @@ class Follower:
             for segment, index in live
         ]
 
-    def _texts(self, segment: SegmentPlan, place: Place) -> list[int]:
+    def texts(self, segment: SegmentPlan, place: Place) -> list[int]:
+        """Give the tokens of the live rows of a segment."""
         count = evaluate(segment.count, place.columns)
         if segment.source.name in ("mask", "noise"):
             return [MASK if segment.source.name == "mask" else self.draft() for _ in range(count)]
