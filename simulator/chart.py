@@ -161,8 +161,8 @@ def range_chart(rows: Sequence[tuple[str, dict[str, float]]], unit: str, width: 
 
     `width` is about what the chart is shown with, so that its letters keep their size; long labels widen it.
     """
-    # About 7 units a letter of the style sheet's label size.
-    label_width, row_height = max(112, 12 + 7 * max((len(label) for label, _ in rows), default=0)), 32
+    # At most 9 units a letter of the style sheet's label size, capitals and digits among them.
+    label_width, row_height = max(112, 12 + 9 * max((len(label) for label, _ in rows), default=0)), 32
     width = max(width, label_width + 30 + 180)
     span = width - label_width - 30
     marks = ticks(max((max(values.values()) for _, values in rows), default=0.0), max(2, span // 72))

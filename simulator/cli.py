@@ -121,7 +121,8 @@ def simulate(
         list[str] | None,
         typer.Option(
             help="LAYERS:STEPS[:ROWS[:VOCABULARY]]: a draft model of so many layers of the target's shape runs so many"
-            " times before each round; SPEC=... where specs differ.",
+            " times before each round; LAYERS alone where the spec has draft models, whose forwards it says;"
+            " SPEC=... where specs differ.",
             rich_help_panel=_OUTCOMES,
         ),
     ] = None,

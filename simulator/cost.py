@@ -61,6 +61,9 @@ class Work:
     """Rows of prefill chunks, which `rows` counts too; the two below likewise."""
     prefill_context: int = 0
     prefill_pairs: int = 0
+    drafting_rows: int = 0
+    """Rows of forwards that run on a draft model, which `rows` does not count, and the context that these read."""
+    drafting_context: int = 0
 
     def __add__(self, other: Work) -> Work:
         """Return the work of both in one launch."""
@@ -142,7 +145,7 @@ class CostModel:
     table: KernelTable | None = None
     """Measured times that take the place of the curves."""
     drafter: Drafter | None = None
-    """A draft model that runs before each round."""
+    """A draft model, as a cost."""
     fused_adapter: bool = False
     """Rows of the adapter multiply weights that it was fused into, a second set, and no low-rank products."""
     constants: NDArray[np.float64] = field(init=False, repr=False, compare=False)
@@ -211,14 +214,14 @@ class CostModel:
 
         Compulsory are weights, KV and logits; activations between kernels may stay in the cache.
         """
-        if work.rows <= 0:
+        if work.rows <= 0 and work.drafting_rows <= 0:
             return 0
         return math.ceil(float(roofline.ceiling_ns(self.constants, self.priced(work))))
 
     def explain(self, work: Work) -> Breakdown:
         """Return the parts of one launch and what binds it."""
         device, host = self.device_ns(work), self.host_ns(work.requests)
-        parts = tuple(self.parts(work)) if work.rows > 0 else ()
+        parts = tuple(self.parts(work)) if work.rows > 0 or work.drafting_rows > 0 else ()
         return Breakdown(parts, device, host, self.launch_ns(work), self.ceiling_ns(work))
 
     def parts(self, work: Work) -> list[Part]:

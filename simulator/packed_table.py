@@ -103,6 +103,7 @@ class PackedTable:
             if plan is None:
                 continue
             row[p.HAS_ROWS], row[p.SEGMENTS] = plan.target_rows > 0, len(plan.segments)
+            row[p.DRAFTS] = plan.model is not None
             block = self._drawn.counter.constant(state.name)
             if block is not None:
                 row[p.CONSTANT] = True

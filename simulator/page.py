@@ -32,7 +32,6 @@ PANEL_WIDTH = 350  # of one of three panels beside each other
 def write_page(path: Path, scenarios: Sequence[Scenario], title: str = "Simulation report") -> None:
     """Write the report to a file; raises UserError where that cannot be written."""
     with writing(path, "--report"):
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page(scenarios, title), encoding="utf-8")
 
 
@@ -130,7 +129,7 @@ def _comparison(scenarios: Sequence[Scenario]) -> str:
 
 
 def _columns(scenarios: Sequence[Scenario]) -> str:
-    """Return the head of the comparison: names, and below them loads where these differ."""
+    """Return the head of the comparison: names, and below them loads, models and hardware where these differ."""
     load = loads(scenarios)
     if not any(load):
         heads = "".join(f"<th>{escape(scenario.name)}</th>" for scenario in scenarios)

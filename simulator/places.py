@@ -13,7 +13,7 @@ WORLD = HIT_SLOTS + 1
 # `states`, int64 [states, ...]: a state, the work of one block where all its counts are constant, and the members of
 # the present launch.
 (ROUND, AHEAD, BLOCK_ROWS, MID_ROUND, HAS_ROWS, EVENT, EMITS, QUERY, DRAWS, SEGMENTS, CONSTANT, ROWS, LOGITS, ADAPTER,
- SAMPLED, PAIRS, KEPT, JUDGED, SCRATCHED, SHAPE, MASK, MASK_SIZE, FROM, TO) = range(24)  # fmt: skip
+ SAMPLED, PAIRS, KEPT, JUDGED, SCRATCHED, SHAPE, MASK, MASK_SIZE, DRAFTS, FROM, TO) = range(25)  # fmt: skip
 STATE = TO + 1
 # Shapes of a block mask: any, where every row sees all rows up to itself, or all rows.
 ANY, CAUSAL, FULL = range(3)

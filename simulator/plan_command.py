@@ -181,6 +181,11 @@ def _priced(row: dict[str, Any], price: float | None) -> dict[str, Any]:
 def _arrivals(text: str) -> str:
     """Turn a kind of arrivals into a form with a rate, which the search replaces."""
     kind, _, rest = text.strip().partition(":")
+    if kind == "trace":
+        raise UserError(
+            f'--arrivals "{text}" has a rate of its own, and a plan tries many; leave it out, and take the lengths of'
+            " the trace, one a line, with --input file:FILE and --output file:FILE"
+        )
     if kind not in RATES:
         raise UserError(f'--arrivals "{text}" is no kind of arrivals with a rate; write {", ".join(RATES)}')
     return ":".join(word for word in (kind, "1", rest) if word)

@@ -198,8 +198,8 @@ def _profile(scenario: Scenario) -> Profile:
 
 
 def _drafter(scenario: Scenario, table: Table) -> Drafter | None:
-    """Give the draft model's cost as asked for, else as the spec's rounds say."""
-    return parse_drafter(scenario.drafter) if scenario.drafter is not None else drafter_of(table)
+    """Give the draft model's cost as asked for, else as the spec says."""
+    return parse_drafter(scenario.drafter, table) if scenario.drafter is not None else drafter_of(table)
 
 
 def _cost(

@@ -25,6 +25,8 @@ from fsm_spec.table import Table
 from fsm_spec.trace import TraceWriter
 from fsm_spec.wording import counted
 
+NODE = 8  # accelerators of a DGX or HGX board
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -52,7 +54,9 @@ class Prepared:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Say what the scenario takes for granted and a user may not have meant."""
-        return warnings_of(self.scenario, self.table)
+        tp = self.scenario.tensor_parallel
+        apart = (f"--tp {tp} is priced as one node with links between all {tp}; most nodes hold {NODE}",)
+        return (*warnings_of(self.scenario, self.table), *(apart if tp > NODE else ()))
 
     def simulation(
         self, *, trace: TraceWriter | None = None, checked: bool = False, rounds: RoundLog | None = None

@@ -116,6 +116,9 @@ def _three(value: float) -> str:
     return f"{value:.3f}"
 
 
+# Settings that tell runs of one spec apart, in the heads of columns.
+TELLING = ("arrivals", "model", "hardware")
+
 ROWS = (
     Row("output throughput, tok/s", lambda s: s.throughput_tok_s, short, 1),
     Row("requests/s", lambda s: s.throughput_req_s, _two, 1),
@@ -145,8 +148,8 @@ ROWS = (
     Row("operations on rejected drafts", lambda b: b.wasted_flops_share, percent, -1, of="bill"),
     Row("bytes for drafts", lambda b: b.drafts_bytes_share, percent, of="bill"),
     Row("bytes for rejected drafts", lambda b: b.wasted_bytes_share, percent, -1, of="bill"),
-    Row("at the memory ceiling", lambda b: b.bandwidth_utilisation, percent, of="bill"),
-    Row("at the compute ceiling", lambda b: b.flops_utilisation, percent, of="bill"),
+    Row("memory bandwidth used, of the peak", lambda b: b.bandwidth_utilisation, percent, of="bill"),
+    Row("operations done, of the peak", lambda b: b.flops_utilisation, percent, of="bill"),
     Row("accelerator waits", lambda b: b.idle_share, percent, -1, of="bill"),
     Row("energy, J a token", lambda b: b.energy_j_token, _two, -1, of="bill"),
     Row("price of a million tokens", lambda b: b.price_per_million, _three, -1, of="bill"),
@@ -228,15 +231,16 @@ def shared_settings(scenarios: Sequence[Scenario]) -> dict[str, str]:
 
 
 def loads(scenarios: Sequence[Scenario]) -> list[str]:
-    """Return the load of each scenario, as `8 users`; all empty where it is the same."""
-    arrivals = [scenario.settings.get("arrivals", "") for scenario in scenarios]
-    if len(set(arrivals)) < 2:
-        return [""] * len(arrivals)
-    return [_users(each) for each in arrivals]
+    """Return what tells runs of one spec apart, as `8 users`: load, model and hardware; what all share is left out."""
+    columns = [[scenario.settings.get(key, "") for scenario in scenarios] for key in TELLING]
+    differing = [column for column in columns if len(set(column)) > 1]
+    return [
+        ", ".join(_users(each) for each in values if each) for values in zip(*differing, strict=True)
+    ] or [""] * len(scenarios)
 
 
 def titles(scenarios: Sequence[Scenario]) -> list[str]:
-    """Return the name of each scenario, with its load where these differ: `isd, 8 users`."""
+    """Return the name of each scenario, with what tells it apart: `isd, 8 users`."""
     return [
         f"{scenario.name}, {load}" if load else scenario.name
         for scenario, load in zip(scenarios, loads(scenarios), strict=True)

@@ -21,8 +21,8 @@ from fsm_spec.jit import jit
 NS: Final = 1e9
 # Counts of a launch: places in `work`, in the order of `Work`.
 (REQUESTS, ROWS, LOGITS_ROWS, ADAPTER_ROWS, CONTEXT_TOKENS, ATTENTION_PAIRS, SAMPLED_ROWS, PREFILL_ROWS,
- PREFILL_CONTEXT, PREFILL_PAIRS) = range(10)  # fmt: skip
-COUNTS: Final = PREFILL_PAIRS + 1
+ PREFILL_CONTEXT, PREFILL_PAIRS, DRAFTING_ROWS, DRAFTING_CONTEXT) = range(12)  # fmt: skip
+COUNTS: Final = DRAFTING_CONTEXT + 1
 # Parts of a launch: rows of `parts`, in the order in which a forward runs them; those that are absent stay 0.
 PARTS: Final = (
     "blocks", "experts", "attention", "prefill attention", "activations", "adapter", "head", "sampling", "all-reduce",
@@ -146,9 +146,20 @@ def _price_context(work, constants, curves, parts):
     for column in range(COLUMNS):
         parts[ATTENTION, column] = parts[PREFILL_ATTENTION, column] = parts[DRAFTER, column] = 0.0
     _all_attention(parts, work, constants, curves)
+    _price_drafting(parts[DRAFTER], work, constants, curves)
+
+
+@jit(sources=(__file__,))
+def _price_drafting(part, work, constants, curves):
+    """Price a draft model: its own forwards in this launch, or so many before each round of a spec that has none."""
     rounds = work[ROWS] - work[PREFILL_ROWS]
-    if constants[DRAFT_STEPS] and rounds > 0:
-        _drafter(parts[DRAFTER], work, constants, curves)
+    if constants[DRAFT_STEPS]:
+        if rounds > 0:
+            rows = constants[DRAFT_ROWS] * min(work[REQUESTS], rounds)
+            context = work[CONTEXT_TOKENS] - work[PREFILL_CONTEXT]
+            _drafter(part, constants[DRAFT_STEPS], rows, context, constants, curves)
+    elif constants[DRAFT_PARAMETERS] and work[DRAFTING_ROWS] > 0:
+        _drafter(part, 1, work[DRAFTING_ROWS], work[DRAFTING_CONTEXT], constants, curves)
 
 
 @jit(sources=(__file__,))
@@ -198,12 +209,10 @@ def _price_rows(work, constants, curves, parts):
 
 
 @jit(sources=(__file__,))
-def _drafter(part, work, constants, curves):
-    """Price the forwards of a draft model before a round: each reads its weights, and KV of all context."""
-    steps, parameters = constants[DRAFT_STEPS], constants[DRAFT_PARAMETERS]
-    rows = constants[DRAFT_ROWS] * min(work[REQUESTS], work[ROWS] - work[PREFILL_ROWS])
+def _drafter(part, steps, rows, context, constants, curves):
+    """Price forwards of a draft model one after the other: each reads its weights, and KV of all context."""
+    parameters = constants[DRAFT_PARAMETERS]
     part[FLOPS] = steps * 2.0 * parameters * rows
-    context = work[CONTEXT_TOKENS] - work[PREFILL_CONTEXT]
     part[BYTES] = steps * (2.0 * parameters + constants[DRAFT_KV_BYTES] * context)
     part[COMPUTE_NS] = NS * part[FLOPS] / (constants[BF16_PEAK] * share(curves[GEMM_MFU], float(rows)))
     part[MEMORY_NS] = NS * part[BYTES] / (constants[BANDWIDTH] * constants[GEMM_MBU])
@@ -306,7 +315,7 @@ def ceiling_ns(constants, parts):
 def device_ns(work, constants, curves, parts):
     """Give the accelerator's time for one launch, in whole nanoseconds, and fill in its parts."""
     if work[ROWS] <= 0:
-        return 0
+        return _drafting_ns(work, constants, curves, parts)
     _price_rows(work, constants, curves, parts)
     return _launch_ns(work, constants, curves, parts)
 
@@ -319,7 +328,8 @@ def device_ns_again(work, constants, curves, parts, known):
     """
     rows, logits, adapter, sampled = work[ROWS], work[LOGITS_ROWS], work[ADAPTER_ROWS], work[SAMPLED_ROWS]
     if rows <= 0:
-        return 0
+        known[0] = 0
+        return _drafting_ns(work, constants, curves, parts)
     if known[0] != rows or known[1] != logits or known[2] != adapter or known[3] != sampled:
         known[0], known[1], known[2], known[3] = rows, logits, adapter, sampled
         _price_rows(work, constants, curves, parts)
@@ -336,6 +346,16 @@ def _launch_ns(work, constants, curves, parts):
     for index in range(len(parts)):
         ns += parts[index, PART_NS]
     return math.ceil(max(ns, ceiling_ns(constants, parts)))
+
+
+@jit(sources=(__file__,))
+def _drafting_ns(work, constants, curves, parts):
+    """Give the time of a launch that runs draft models alone, if any; its start holds the replay of a graph."""
+    for part in range(len(parts)):
+        for column in range(COLUMNS):
+            parts[part, column] = 0.0
+    _price_drafting(parts[DRAFTER], work, constants, curves)
+    return math.ceil(max(parts[DRAFTER, PART_NS], ceiling_ns(constants, parts)))
 
 
 @jit(sources=(__file__,))

@@ -123,15 +123,38 @@ def _count(step, world, states, cells, log, segments, visible, work, first, last
         world[p.KEEP] = work[roofline.ROWS]
     for state in range(first, last):
         begin, end = states[state, p.FROM], states[state, p.TO]
-        if end > begin and states[state, p.QUERY] >= 0:
-            step(states[state, p.QUERY], begin, end, cells)
-        if end == begin or not states[state, p.HAS_ROWS]:
+        if end == begin:
             continue
-        if states[state, p.CONSTANT]:
-            _count_equal(world, states, cells, work, state)
-        else:
-            for place in range(begin, end):
-                _count_block(world, states, cells, segments, visible, work, state, cells[p.AT, place])
+        if states[state, p.QUERY] >= 0:
+            step(states[state, p.QUERY], begin, end, cells)
+        if states[state, p.DRAFTS]:
+            _count_drafting(states, cells, segments, work, state)
+        elif states[state, p.HAS_ROWS]:
+            _count_group(world, states, cells, segments, visible, work, state)
+
+
+@jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _count_group(world, states, cells, segments, visible, work, state):
+    """Count a group whose forward runs on the target."""
+    if states[state, p.CONSTANT]:
+        _count_equal(world, states, cells, work, state)
+    else:
+        for place in range(states[state, p.FROM], states[state, p.TO]):
+            _count_block(world, states, cells, segments, visible, work, state, cells[p.AT, place])
+
+
+@jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _count_drafting(states, cells, segments, work, state):
+    """Count the live rows of a group whose forward runs on a draft model, and the context that they read."""
+    for place in range(states[state, p.FROM], states[state, p.TO]):
+        i = cells[p.AT, place]
+        rows = states[state, p.ROWS]
+        if not states[state, p.CONSTANT]:
+            for index in range(states[state, p.SEGMENTS]):
+                rows += cells[segments[state, index, p.COUNT_AT], i]
+        if rows > 0:
+            work[roofline.DRAFTING_ROWS] += rows
+            work[roofline.DRAFTING_CONTEXT] += cells[p.KV, i]
 
 
 @jit(sources=SOURCES, no_cpython_wrapper=True, no_cfunc_wrapper=True)

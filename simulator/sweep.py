@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fsm_spec.compile import compile_table
-from fsm_spec.errors import UserError
+from fsm_spec.errors import FsmSpecError, UserError
 from fsm_spec.language.findings import nearest
 from fsm_spec.load import load
 from fsm_spec.simulator.chart import short
@@ -17,6 +17,7 @@ from fsm_spec.simulator.outcome_options import needs
 from fsm_spec.simulator.report import Scenario as Reported
 from fsm_spec.simulator.report import duration, shared_settings
 from fsm_spec.simulator.scenario import Scenario
+from fsm_spec.simulator.slo import Slo
 from fsm_spec.simulator.terminal_table import add_column, flowed, plain_table, print_table
 from fsm_spec.simulator.workload import parse_arrivals
 
@@ -35,7 +36,10 @@ def sweep_arrivals(text: str) -> list[str]:
 
 
 def by_spec(options: Mapping[str, Sequence[str]], specs: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Read `SPEC=VALUE`, or a value for all specs, of each option; raises UserError for other names."""
+    """Read `SPEC=VALUE`, or a value for all specs, of each option; raises UserError for other names.
+
+    A spec may be named as it was given, or as it calls itself.
+    """
     return {option: _by_spec(texts, specs, f"--{option}") for option, texts in options.items()}
 
 
@@ -46,13 +50,21 @@ def _by_spec(texts: Sequence[str], specs: Sequence[str], option: str) -> dict[st
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if equals and name not in specs:
+        named = [spec for spec in specs if name in {spec, _called(spec)}] if equals else []
+        if equals and not named:
             raise UserError(f'{option} "{text}": {name} is not among {", ".join(specs)}; name one of them')
-        if name in found:
+        if found.keys() & named:
             raise UserError(f'{option} "{text}": {name} has a value already; give each spec one')
-        if equals:
-            found[name] = value
+        found |= dict.fromkeys(named, value)
     return {**dict.fromkeys(specs, of_all[0]), **found} if of_all else found
+
+
+def _called(spec: str) -> str:
+    """Give the name that a spec calls itself, which tables show; none where it cannot be read, which is said later."""
+    try:
+        return load(spec).spec.spec
+    except FsmSpecError:
+        return ""
 
 
 def compare(
@@ -110,6 +122,44 @@ def sweep_table(scenarios: Sequence[Reported]) -> Table:
     return table
 
 
+def limits_table(scenarios: Sequence[Reported]) -> Table | None:
+    """Return a line a run of what limits and a price say of it; None where neither was given."""
+    slos = scenarios[0].slos
+    priced = any(each.bill and each.bill.price_per_million is not None for each in scenarios)
+    if not slos and not priced:
+        return None
+    table = plain_table(
+        caption="goodput: requests/s within every limit" * bool(slos)
+        + "; " * (bool(slos) and priced)
+        + "a million: price of so many tokens" * priced
+    )
+    add_column(table, "spec", named=True)
+    add_column(table, "users")
+    for slo in slos:
+        table.add_column(f"{slo.title}, at most {duration(slo.limit_ms)}", justify="right", min_width=15)
+    for column in (*(["goodput"] if slos else []), *(["a million"] if priced else [])):
+        add_column(table, column)
+    for each in scenarios:
+        bill = each.bill
+        cells = [each.name, each.settings["arrivals"].removeprefix("closed:")]
+        cells += [_held(slo, each) for slo in slos]
+        if slos:
+            good = bill.goodput_req_s if bill else None
+            cells.append("-" if good is None else f"{good:.2f}")
+        if priced:
+            price = bill.price_per_million if bill else None
+            cells.append("-" if price is None else f"{price:.3f}")
+        table.add_row(*cells)
+    return table
+
+
+def _held(slo: Slo, run: Reported) -> str:
+    """Write what a run had, and whether that is within the limit that stands above."""
+    value = slo.value_ms(run.summary)
+    word = "held" if value <= slo.limit_ms else "broken"
+    return f"{duration(value)} {word}" if value < float("inf") else word
+
+
 def print_sweep(console: Console, scenarios: Sequence[Reported]) -> None:
     """Print the settings that all runs share, those that all runs of a spec share, and the table."""
     shared = {key: value for key, value in shared_settings(scenarios).items() if key != "arrivals"}
@@ -120,6 +170,9 @@ def print_sweep(console: Console, scenarios: Sequence[Reported]) -> None:
         if own:
             console.print(f"{name}: {flowed(own, console.width)}", markup=False, highlight=False)
     print_table(console, sweep_table(scenarios))
+    limits = limits_table(scenarios)
+    if limits is not None:
+        print_table(console, limits)
 
 
 def _cells(scenario: Reported) -> tuple[str, ...]:

@@ -19,7 +19,10 @@ from fsm_spec.table import Table
 
 
 class Block(NamedTuple):
-    """Count the live rows of one request's block; `pairs` are those its own rows see of each other."""
+    """Count the live rows of one request's block; `pairs` are those its own rows see of each other.
+
+    Of a draft model's forward only `rows` are counted, as what it costs is its weights and its cache.
+    """
 
     rows: int
     logits: int
@@ -51,7 +54,7 @@ class WorkCounter:
         }
 
     def has_rows(self, state: str) -> bool:
-        """Tell whether the state's forward runs the target at all; draft models are priced by `drafter.py`."""
+        """Tell whether the state's forward runs the target at all."""
         return self._forwards[state].plan.target_rows > 0
 
     def constant(self, state: str) -> Block | None:
@@ -64,9 +67,15 @@ class WorkCounter:
         rows, logits, context, pairs, keep = _chunks(launch.chunks)
         prefill = rows, context, pairs
         sampled, adapter, provisional, scratch = logits, 0, 0, 0
+        drafting = [0, 0]
         for group in launch.groups:
-            for block, count, kv in self._forwards[group.state].blocks(group):
+            forward = self._forwards[group.state]
+            for block, count, kv in forward.blocks(group):
                 if not block.rows:
+                    continue
+                if forward.plan.model is not None:
+                    drafting[0] += count * block.rows
+                    drafting[1] += kv
                     continue
                 requests += count
                 rows += count * block.rows
@@ -78,7 +87,7 @@ class WorkCounter:
                 keep += count * block.keep
                 provisional += count * block.provisional
                 scratch += count * block.scratch
-        work = Work(requests, rows, logits, adapter, context, pairs, sampled, *prefill)
+        work = Work(requests, rows, logits, adapter, context, pairs, sampled, *prefill, *drafting)
         return work, InFlight(keep, provisional, scratch)
 
 
@@ -102,9 +111,7 @@ class _Forward:
         self.constant: Block | None = None
         self._known: dict[int, Block] = {}
         self._radix = [segment.max_count + 1 for segment in plan.segments]
-        if plan.model is not None:
-            self.constant = Block(0, 0, 0, 0, 0, 0, 0, 0)
-        elif all(isinstance(segment.count, Const) for segment in plan.segments):
+        if all(isinstance(segment.count, Const) for segment in plan.segments):
             self.constant = self._block([segment.max_count for segment in plan.segments])
 
     def blocks(self, group: Group) -> list[tuple[Block, int, int]]:
@@ -136,6 +143,8 @@ class _Forward:
         return counts[::-1]
 
     def _block(self, counts: list[int]) -> Block:
+        if self.plan.model is not None:
+            return Block(sum(counts), 0, 0, 0, 0, 0, 0, 0)
         live = np.zeros(self.plan.rows, np.bool_)
         kinds = dict.fromkeys(KINDS, 0)
         logits = adapter = 0

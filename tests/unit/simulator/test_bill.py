@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fsm_spec.cli import application
 from fsm_spec.errors import UserError
-from fsm_spec.simulator.bill import bill, without_warm_up
+from fsm_spec.simulator.bill import bill, without_first, without_warm_up
 from fsm_spec.simulator.perfetto import write_perfetto
 from fsm_spec.simulator.preparation import prepare
 from fsm_spec.simulator.scenario import Scenario
@@ -59,6 +59,21 @@ def test_wasted_work_falls_with_acceptance() -> None:
     assert shares == sorted(shares)
     plain = prepare(UNO.model_copy(update={"spec": "ar", "accept": None}))
     assert bill(plain.simulation().run(), plain.cost).wasted_flops_share is None
+
+
+def test_a_short_run_is_priced_by_its_steady_part() -> None:
+    """Start and end of a run by the clock do not make its tokens dearer; a closed loop's whole run counts."""
+    scenario = {"spec": "ar", "accept": None, "arrivals": "constant:200", "output": "64"}
+    prepared = [prepare(UNO.model_copy(update={**scenario, "requests": count})) for count in (100, 2000)]
+    results = [each.simulation().run() for each in prepared]
+    short, long = (
+        bill(found, each.cost, (), 1.0, by_clock=True) for found, each in zip(results, prepared, strict=True)
+    )
+    assert 200 * 64 == pytest.approx(long.steady_tok_s, rel=0.02)
+    assert 200 * 64 == pytest.approx(short.steady_tok_s, rel=0.05)
+    assert results[0].summary.throughput_tok_s < 0.9 * 200 * 64
+    assert short.price_per_million == pytest.approx(long.price_per_million, rel=0.05)
+    assert (2000, 1800) == (results[1].summary.requests, without_first(results[1], 0.1).summary.requests)
 
 
 def test_warm_up_leaves_out_early_requests() -> None:

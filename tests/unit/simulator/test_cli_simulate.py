@@ -13,8 +13,11 @@ from pyarrow import parquet  # type: ignore[import-untyped]
 from typer.testing import CliRunner, Result
 
 from fsm_spec.cli import application
+from fsm_spec.errors import UserError
+from fsm_spec.load import load
 from fsm_spec.replay import replay
 from fsm_spec.simulator.parquet import TIMES
+from fsm_spec.simulator.sweep import by_spec
 
 BASE = ["--model", "smollm2-135m", "--hardware", "H100"]
 SMALL = [*BASE, "--arrivals", "poisson:50", "--input", "16", "--output", "8", "--requests", "12"]
@@ -115,9 +118,22 @@ def test_several_specs_and_concurrencies() -> None:
     assert ["uno_linear", "uno_linear", "ar", "ar", "ngram", "ngram"] == [each["spec"] for each in documents]
     assert ["closed:1", "closed:2"] * 3 == [each["scenario"]["arrivals"] for each in documents]
     assert "accept" not in documents[2]["scenario"]
+    priced = run(*many, "--slo", "ttft_p95=1s", "--slo", "tpot_p95=1us", "--price-per-gpu-hour", "3")
+    assert all(word in priced.stdout for word in (" ms held", " ms broken", "goodput", "a million"))
     compared = run("simulate", "uno_linear", "ar", *SMALL, "--accept", "0.8,0.7,0.6")
     assert 0 == compared.exit_code
     assert "TTFT p95" in compared.stdout
+
+
+def test_a_file_may_be_named_as_its_spec_calls_itself(tmp_path: Path) -> None:
+    """Tables show that name; a value by both names is given twice."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(load("ar").text.replace("spec: ar", "spec: mine", 1), encoding="utf-8")
+    specs = ("ar", str(path))
+    found = by_spec({"drafter": [f"{path}=9:3"]}, specs)
+    assert found == by_spec({"drafter": ["mine=9:3"]}, specs) == {"drafter": {str(path): "9:3"}}
+    with pytest.raises(UserError, match="has a value already"):
+        by_spec({"drafter": ["mine=9:3", f"{path}=9:3"]}, specs)
 
 
 @pytest.mark.parametrize(

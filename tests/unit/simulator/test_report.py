@@ -159,12 +159,12 @@ def test_page_of_a_run_without_results() -> None:
 
 
 def test_page_is_written_or_refused(tmp_path: Path) -> None:
-    """Missing folders are made; a place that cannot be written gets a sentence."""
-    path = tmp_path / "new" / "report.html"
+    """A place that cannot be written gets a sentence; folders are not made, as no other output makes them."""
+    path = tmp_path / "report.html"
     write_page(path, [scenario("sketch")])
     assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     with pytest.raises(UserError, match="cannot be written"):
-        write_page(path / "below.html", [scenario("sketch")])
+        write_page(tmp_path / "new" / "report.html", [scenario("sketch")])
 
 
 def test_ticks_are_round_and_cover() -> None:

@@ -148,6 +148,7 @@ def test_plan_finds_rates_and_replicas() -> None:
     limits = ("--slo", "ttft_p95=5ms", "--seeds", "2", "--requests", "200", "--precision", "0.3")
     best = plan("ar", "--goal", "max-rate", *limits)["results"][0]
     assert 0 < best["max_rate_req_s"] < best["broken_at_req_s"]
+    assert (200, 0, False) == (best["requests"], best["warm_up_requests"], "checked" in best)
     rate = str(3 * best["broken_at_req_s"])
     priced = ("--price-per-gpu-hour", "2")
     document = plan("ar", "--goal", "min-gpus", "--rate", rate, *limits, *priced)
@@ -196,6 +197,7 @@ def test_plan_picks_tiers_and_a_front(tmp_path: Path) -> None:
         (("ar", "--goal", "pareto", "--users", "x"), '--users: "x" is no whole number'),
         (("ar", "--goal", "pareto", "--accept", "isd=0.5"), "isd is not among ar"),
         (("ar", "--goal", "max-rate", "--slo", "ttft_p95=1s", "--arrivals", "closed"), "no kind of arrivals"),
+        (("ar", "--goal", "max-rate", "--slo", "ttft_p95=1s", "--arrivals", "trace:x"), "--input file:FILE"),
         (
             ("ar", "--goal", "max-rate", "--slo", "ttft_p95=1us", "--seeds", "1", "--requests", "3"),
             "no load meets",

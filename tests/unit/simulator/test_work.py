@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fsm_spec.compile import compile_table
+from fsm_spec.errors import UserError
 from fsm_spec.language.expression import evaluate
 from fsm_spec.launch import Chunk, Group, Launch
 from fsm_spec.load import load, shipped
+from fsm_spec.simulator import roofline
 from fsm_spec.simulator.cost import Work
+from fsm_spec.simulator.preparation import prepare
+from fsm_spec.simulator.scenario import Scenario
 from fsm_spec.simulator.work import WorkCounter
 from fsm_spec.table import Table
 
@@ -33,8 +37,6 @@ def by_rows(table: Table, state: str, kv: list[int], found: list[int]) -> Work:
     """Count the same row by row, by the plain meaning of a plan."""
     plan = table.forwards[table.state(state).forward or ""]
     total = Work()
-    if plan.model is not None:  # no rows of the target
-        return total
     for committed, drafts in zip(kv, found, strict=True):
         columns = {**dict.fromkeys(table.column_names, 0), "kv": committed, "found": drafts}
         counts = [evaluate(segment.count, columns) for segment in plan.segments]
@@ -42,6 +44,9 @@ def by_rows(table: Table, state: str, kv: list[int], found: list[int]) -> Work:
             (s, s.first + i) for s, count in zip(plan.segments, counts, strict=True) for i in range(count)
         ]
         if not rows:
+            continue
+        if plan.model is not None:  # no rows of the target
+            total += Work(drafting_rows=len(rows), drafting_context=committed)
             continue
         live = [row for _, row in rows]
         seen = int(plan.mask[np.ix_(live, live)].sum())
@@ -100,3 +105,36 @@ def test_a_forward_without_rows_has_no_work() -> None:
     counter = WorkCounter(table)
     assert Work() == counter.count(Launch((group(table, "propose", [10, 20], [0, 0]),), ()))[0]
     assert [False, True] == [counter.has_rows(name) for name in ("propose", "verify")]
+
+
+def test_a_draft_model_costs_its_own_forwards() -> None:
+    """Each forward of a draft model is priced where it runs, by its live rows; states that draft take time.
+
+    With nothing accepted a round of draft_lm reads a new token (none in the first) and the pending one, then drafts.
+    """
+    scenario = Scenario(
+        spec="draft_lm",
+        params={"g": 3},
+        model="smollm2-135m",
+        hardware="h100",
+        arrivals="closed:2",
+        input="16",
+        output="8",
+        requests=4,
+        accept="geometric:0",
+        drafter="4",
+    )
+    prepared = prepare(scenario)
+    simulation = prepared.simulation()
+    results = simulation.run()
+    rows = results.summary.rounds * 4 - results.summary.requests
+    assert prepared.cost.drafter is not None
+    flops = 2 * prepared.cost.drafter.parameters(prepared.model) * rows
+    assert flops == pytest.approx(results.usage.parts[roofline.DRAFTER, roofline.FLOPS])
+    assert min(results.usage.dwell_ns[state] for state in ("extend", "go_on", "verify")) > 0
+    stepped = prepared.simulation(checked=True).run()
+    assert stepped.usage.to_dict() == results.usage.to_dict()
+    # STEPS and ROWS are the spec's; without draft forwards of its own they are the option's.
+    assert prepare(scenario.model_copy(update={"drafter": "4:9:9"})).cost.drafter == prepared.cost.drafter
+    with pytest.raises(UserError, match='--drafter "4" is unknown'):
+        prepare(scenario.model_copy(update={"spec": "ar", "params": {}, "accept": None}))
