@@ -156,8 +156,8 @@ def test_drawn_specs(spec: Spec, admission: str, requests: int, pages: int, symm
             agree(composed_of(each, policy, requests, pages, abort=True), symmetry=symmetry)
         except UserError as refused:
             # Where the wrong row leads back into a round, the slots that it keeps may grow without end.
-            assert lag, refused
-            assert "one request alone has more than" in str(refused)
+            if not lag or "one request alone has more than" not in str(refused):
+                raise
 
 
 @settings(max_examples=40)
