@@ -83,7 +83,7 @@ class Bench:
         return self.model.dtype
 
     def session(self, table: Table, batch: int, lag: int) -> Session:
-        """Open a session of so many requests, whose rounds run without graphs for now."""
+        """Open a session of so many requests, whose rounds run eagerly until graphs are turned on."""
         place = find_place(self.device)
         place.graphs = False
         policy = Policy(max_running=batch, lag=lag, prefill=Prefill(tokens=8 * self.context))

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Number = int | Tensor
-
 
 @torch.library.custom_op("fsm_spec::lay_tokens", mutates_args=("run",), device_types="cpu")
 def lay_tokens(

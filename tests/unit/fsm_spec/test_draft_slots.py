@@ -5,10 +5,10 @@ from __future__ import annotations
 from textwrap import dedent
 
 import pytest
+from loader_findings import findings
 
 from fsm_spec.compile import compile_table
-from fsm_spec.language.findings import SpecFindings
-from fsm_spec.load import load, loads, shipped
+from fsm_spec.load import load, shipped
 from fsm_spec.rules import positions
 
 # Lookup first, a draft model where it finds nothing; the draft model reads what it missed when it next runs.
@@ -85,15 +85,6 @@ def changed(text: str, old: str, new: str) -> str:
     """Change the one place where a text has something."""
     assert 1 == text.count(old), old
     return text.replace(old, new)
-
-
-def findings(text: str) -> list[str]:
-    """List what the loader says of a text."""
-    try:
-        loads(text)
-    except SpecFindings as error:
-        return [f"{each.path}: {each.message}" for each in error.findings]
-    return []
 
 
 def test_guards_pin_what_behind_reads() -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from textwrap import dedent
 
 import pytest
+from loader_findings import findings
 
 from fsm_spec.compile import compile_table
-from fsm_spec.language.findings import SpecFindings
 from fsm_spec.language.piece import parse_piece
-from fsm_spec.load import load, loads
+from fsm_spec.load import load
 from fsm_spec.rules import positions
 from fsm_spec.table import Table
 
@@ -53,15 +53,6 @@ TWO_CLEAN = dedent(
     """
 )
 ONCE = "emit each token of the text once, in its order"
-
-
-def findings(text: str) -> list[str]:
-    """List what the loader says of a text."""
-    try:
-        loads(text)
-    except SpecFindings as error:
-        return [f"{each.path}: {each.message}" for each in error.findings]
-    return []
 
 
 def test_tokens_may_wait_in_carries() -> None:

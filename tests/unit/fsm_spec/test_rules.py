@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from loader_findings import findings
 
 from fsm_spec.language.findings import MAX_FINDINGS, SpecFindings
 from fsm_spec.language.scope import BUILT_IN_COLUMNS
@@ -21,15 +22,6 @@ CASES: list[dict[str, Any]] = yaml.safe_load((DATA / "rule_cases.yaml").read_tex
 def text_of(name: str) -> str:
     """Give the text of a shipped spec, or of the abstract model of the tests."""
     return shipped().get(name, DATA / f"{name}.yaml").read_text()
-
-
-def findings(text: str) -> list[str]:
-    """Give what loading a text finds."""
-    try:
-        loads(text)
-    except SpecFindings as error:
-        return [f"{finding.path}: {finding.message}" for finding in error.findings]
-    return []
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
