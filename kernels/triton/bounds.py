@@ -29,9 +29,9 @@ def read(row, near, start, width, exclude, LISTED: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def count_from(scores, edge, far: tl.constexpr):
-    """Count two distances in one integer: the lower half those from `edge` up, the upper half those `far` below it."""
-    return (scores >= edge).to(tl.int32) + ((scores >= edge - far).to(tl.int32) << 16)
+def count_from(scores, edge, farther):
+    """Count from two edges in one integer: the lower half from `edge` up, the upper half from the one farther away."""
+    return (scores >= edge).to(tl.int32) + ((scores >= farther).to(tl.int32) << 16)
 
 
 @triton.jit
@@ -40,6 +40,8 @@ def list_nearest(row, near, width, exclude, heat, top, BLOCK: tl.constexpr, REAL
 
     Nearness is by steps of the score: 1, 2, 3, 4, 6, 8, 10 or 12 below the best one. Rows of less than 65,536 blocks.
     """
+    # Edges are the same numbers where tokens are counted and where they are listed: a count that were short by the
+    # rounding of a large score would let the list run over.
     ones = tl.zeros([BLOCK], tl.int32)
     threes = tl.zeros([BLOCK], tl.int32)
     sixes = tl.zeros([BLOCK], tl.int32)
@@ -47,10 +49,10 @@ def list_nearest(row, near, width, exclude, heat, top, BLOCK: tl.constexpr, REAL
     for start in tl.range(0, width, BLOCK, num_stages=STAGES):
         ids, there, raw = loaded(row, start, width, exclude, BLOCK)
         score = tl.where(there, divided(raw.to(REAL), heat, REAL), float("-inf"))
-        ones += count_from(score, top - 1, 1)
-        threes += count_from(score, top - 3, 1)
-        sixes += count_from(score, top - 6, 2)
-        tens += count_from(score, top - 10, 2)
+        ones += count_from(score, top - 1, top - 2)
+        threes += count_from(score, top - 3, top - 4)
+        sixes += count_from(score, top - 6, top - 8)
+        tens += count_from(score, top - 10, top - 12)
     edge = top - 1
     listed = tl.sum(ones & 0xFFFF, 0)
     edge, listed = nearest(edge, listed, top - 2, tl.sum(ones >> 16, 0), BLOCK)
